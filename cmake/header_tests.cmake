@@ -1,0 +1,45 @@
+# SPDX-FileCopyrightText: The holdfast authors
+# SPDX-License-Identifier: Apache-2.0
+
+# Every header compiles on its own, twice over, in one generated source file. CMake's VERIFY_INTERFACE_HEADER_SETS
+# would do, but it skips .cuh.
+
+# holdfast_header_sources(<out> <root> <header suffix> <source suffix>)
+function(holdfast_header_sources out root header_suffix source_suffix)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE "${root}" "${root}/*.${header_suffix}")
+  if(NOT headers)
+    message(FATAL_ERROR "no *.${header_suffix} under ${root}: the header tests would test nothing")
+  endif()
+  set(sources)
+  foreach(header IN LISTS headers)
+    set(source "${CMAKE_CURRENT_BINARY_DIR}/headers/${header}.${source_suffix}")
+    file(CONFIGURE OUTPUT "${source}" CONTENT "#include <${header}>\n#include <${header}>\n")
+    list(APPEND sources "${source}")
+  endforeach()
+  set(${out} ${sources} PARENT_SCOPE)
+endfunction()
+
+holdfast_header_sources(host_header_sources "${PROJECT_SOURCE_DIR}/include" hpp cpp)
+add_library(holdfast.headers.host OBJECT ${host_header_sources})
+target_link_libraries(holdfast.headers.host PRIVATE holdfast::holdfast holdfast.flags)
+target_compile_options(holdfast.headers.host PRIVATE -Werror)
+
+holdfast_header_sources(cuda_header_sources "${PROJECT_SOURCE_DIR}/kernels" cuh cu)
+add_library(holdfast.headers.cuda OBJECT ${cuda_header_sources})
+target_link_libraries(holdfast.headers.cuda PRIVATE holdfast::kernels holdfast.flags)
+
+# A second compiler in one build is a test, not a target.
+find_program(HOLDFAST_CLANG NAMES clang++ clang++-14 DOC "clang++ for the header test")
+if(HOLDFAST_CLANG)
+  set(include_dirs "$<TARGET_PROPERTY:holdfast.headers.host,INCLUDE_DIRECTORIES>")
+  # Other people's headers as system headers; ours not, or their warnings would be lost.
+  set(other_dirs "$<FILTER:${include_dirs},EXCLUDE,^${PROJECT_SOURCE_DIR}/include$>")
+  add_test(
+    NAME headers.clang
+    COMMAND "${HOLDFAST_CLANG}" -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Wshadow -Werror
+            "-I${PROJECT_SOURCE_DIR}/include" "-isystem$<JOIN:${other_dirs},;-isystem>" ${host_header_sources}
+    COMMAND_EXPAND_LISTS)
+  set_tests_properties(headers.clang PROPERTIES TIMEOUT 300)
+else()
+  set_property(GLOBAL APPEND PROPERTY holdfast_left_out "header test with clang++ (no clang++ found)")
+endif()

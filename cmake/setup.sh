@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The holdfast authors
+# SPDX-License-Identifier: Apache-2.0
+
+# bash cmake/setup.sh test   installs what is missing, configures, builds and runs every test
+#
+# HOLDFAST_PRESET chooses the configure preset (default: release); the build goes to build/<preset>.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+preset=${HOLDFAST_PRESET:-release}
+
+say() { printf 'holdfast: %s\n' "$*"; }
+fail() {
+  printf 'holdfast: %s\n' "$@" >&2
+  exit 1
+}
+
+has_header() { echo "#include <$1>" | c++ -x c++ -E - >/dev/null 2>&1; }
+
+# Debian packages for what is missing; by command and header, so that another source of them counts as well.
+missing_packages() {
+  command -v c++ >/dev/null || echo g++
+  command -v cmake >/dev/null || echo cmake
+  command -v ninja >/dev/null || echo ninja-build
+  has_header gtest/gtest.h || echo libgtest-dev
+  has_header benchmark/benchmark.h || echo libbenchmark-dev
+}
+
+install_packages() {
+  local -a packages
+  local package
+  mapfile -t packages < <(missing_packages)
+  ((${#packages[@]})) || return 0
+  if ! command -v apt-get >/dev/null; then
+    fail "missing: ${packages[*]} (Debian package names); install them and run this again"
+  fi
+  if ((EUID != 0)); then
+    fail "missing: ${packages[*]}; run this, then this script again:" \
+      "  sudo apt-get update && sudo apt-get install --no-install-recommends ${packages[*]}"
+  fi
+  say "installing ${packages[*]}"
+  apt-get update -qq || say "apt-get update failed; trying to install all the same"
+  # One by one: without a library the rest still builds.
+  for package in "${packages[@]}"; do
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null ||
+      say "could not install $package"
+  done
+  mapfile -t packages < <(missing_packages | grep -v '^lib')
+  ((${#packages[@]} == 0)) || fail "cannot go on without: ${packages[*]}"
+}
+
+# The first nvcc of CUDA 13 or later, for CMake to use.
+find_nvcc() {
+  local candidate release seen=
+  for candidate in "${CUDACXX-}" "$(command -v nvcc || true)" ${CUDA_HOME:+"$CUDA_HOME/bin/nvcc"} \
+    /usr/local/cuda/bin/nvcc; do
+    command -v "$candidate" >/dev/null || continue
+    release=$("$candidate" --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1.\2/p')
+    if ((${release%%.*} >= 13)); then
+      export CUDACXX=$candidate
+      return
+    fi
+    seen+=" $candidate is CUDA $release;"
+  done
+  fail "no nvcc of CUDA 13.0 or later.${seen:+ Found:$seen}" \
+    'It is part of the CUDA Toolkit: https://developer.nvidia.com/cuda-downloads' \
+    'Looked at $CUDACXX, PATH, $CUDA_HOME/bin and /usr/local/cuda/bin.'
+}
+
+# One compiler per core, and no more than memory allows: nvcc takes up to 2 GB.
+jobs() {
+  local cores memory
+  cores=$(nproc)
+  memory=$(awk '/^MemAvailable:/ {print int($2 / 2000000)}' /proc/meminfo)
+  ((memory < 1)) && memory=1
+  echo $((cores < memory ? cores : memory))
+}
+
+run_tests() {
+  install_packages
+  find_nvcc
+  say "nvcc: $CUDACXX"
+  cmake --preset "$preset"
+  cmake --build --preset "$preset" --parallel "$(jobs)"
+  if [[ -s build/$preset/left_out.txt ]]; then
+    sed 's/^/holdfast: left out: /' "build/$preset/left_out.txt"
+    echo
+  fi
+  # Last, so that the closing line of ctest ends the output. GPU tests show as skipped without a GPU.
+  ctest --preset "$preset" --parallel "$(jobs)"
+}
+
+case ${1-} in
+  test) run_tests ;;
+  *)
+    echo "usage: bash cmake/setup.sh test" >&2
+    exit 2
+    ;;
+esac

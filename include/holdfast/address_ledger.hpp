@@ -1,0 +1,152 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// AddressLedger: who lives, and who lived, at which device address.
+///
+/// A captured graph holds bare addresses and outlives what they meant. The ledger keeps the meaning:
+/// every range that a buffer owns, and a bounded history of ranges that were given up. It reads and
+/// writes no device memory. Safe to use from several threads.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace holdfast {
+
+/// One entry of the ledger: the bytes [base, base + bytes) on `device`.
+struct AddressRange {
+  std::string name;         ///< the buffer's
+  std::uintptr_t base = 0;  ///< device address
+  std::size_t bytes = 0;
+  int device = 0;
+  std::uint64_t buffer_id = 0;  ///< the driver's number of the allocation; never reused in a process
+
+  /// Whether `address` is one of the bytes. One past the end is not.
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return address >= base && address - base < bytes;
+  }
+};
+
+class AddressLedger {
+  struct State;
+
+ public:
+  static constexpr std::size_t kDefaultHistory = 4096;
+
+  /// A range for as long as it lives. Dropping the entry moves the range to the history.
+  class Entry {
+   public:
+    Entry() = default;
+    ~Entry() { retire(); }
+    Entry(const Entry&) = delete;  // a range lives once
+    Entry& operator=(const Entry&) = delete;
+    Entry(Entry&& other) noexcept
+        : state_(std::move(other.state_)), place_(std::exchange(other.place_, {})) {}
+    Entry& operator=(Entry&& other) noexcept {
+      if (this != &other) {
+        retire();
+        state_ = std::move(other.state_);
+        place_ = std::exchange(other.place_, {});
+      }
+      return *this;
+    }
+
+    /// The range was given up: from now on a graph that holds it is stale. Allocates nothing.
+    void retire() noexcept {
+      if (state_ == nullptr) return;
+      const auto state = std::exchange(state_, nullptr);
+      const std::lock_guard lock(state->mutex);
+      state->retired.splice(state->retired.end(), state->live, place_);
+      state->trim();
+    }
+
+    /// Nobody ever learnt this address from us, or it stays valid without us: no history.
+    void forget() noexcept {
+      if (state_ == nullptr) return;
+      const auto state = std::exchange(state_, nullptr);
+      const std::lock_guard lock(state->mutex);
+      state->live.erase(place_);
+    }
+
+   private:
+    friend class AddressLedger;
+    Entry(std::shared_ptr<State> state, std::list<AddressRange>::iterator place)
+        : state_(std::move(state)), place_(place) {}
+
+    std::shared_ptr<State> state_;  // so that an entry may outlive its ledger
+    std::list<AddressRange>::iterator place_;
+  };
+
+  /// `history` bounds how many retired ranges are kept; the oldest go first.
+  explicit AddressLedger(std::size_t history = kDefaultHistory) : state_(std::make_shared<State>()) {
+    state_->history = history;
+  }
+  ~AddressLedger() = default;
+  AddressLedger(const AddressLedger&) = delete;  // a copy would miss what happens later
+  AddressLedger& operator=(const AddressLedger&) = delete;
+
+  /// Adds a live range.
+  [[nodiscard]] Entry enter(AddressRange range) {
+    std::list<AddressRange> node;
+    node.push_back(std::move(range));  // the only step that can fail
+    const std::lock_guard lock(state_->mutex);
+    state_->live.splice(state_->live.end(), node);
+    return Entry(state_, std::prev(state_->live.end()));
+  }
+
+  /// The live range that holds `address`. \cost linear in the live ranges.
+  [[nodiscard]] std::optional<AddressRange> find(const void* address) const {
+    const auto wanted = reinterpret_cast<std::uintptr_t>(address);
+    const std::lock_guard lock(state_->mutex);
+    for (const AddressRange& range : state_->live) {
+      if (range.contains(wanted)) return range;
+    }
+    return std::nullopt;
+  }
+
+  /// The live ranges, oldest first.
+  [[nodiscard]] std::vector<AddressRange> live() const { return copy(&State::live); }
+  /// The ranges that were given up, oldest first. They may be in use again, by us or by others:
+  /// compare `buffer_id`.
+  [[nodiscard]] std::vector<AddressRange> retired() const { return copy(&State::retired); }
+  /// How many retired ranges the bound has pushed out. Above 0, "not in the history" proves nothing.
+  [[nodiscard]] std::uint64_t forgotten() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->forgotten;
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::list<AddressRange> live;
+    std::list<AddressRange> retired;
+    std::size_t history = 0;
+    std::uint64_t forgotten = 0;
+
+    void trim() noexcept {
+      while (retired.size() > history) {
+        retired.pop_front();
+        ++forgotten;
+      }
+    }
+  };
+
+  [[nodiscard]] std::vector<AddressRange> copy(std::list<AddressRange> State::* list) const {
+    const std::lock_guard lock(state_->mutex);
+    const auto& ranges = (*state_).*list;
+    return {ranges.begin(), ranges.end()};
+  }
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace holdfast

@@ -1,0 +1,49 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// Driver functions, looked up at run time: no program that includes holdfast links libcuda, so it
+/// starts on a machine without a driver.
+
+#include "holdfast/error.hpp"
+
+#include <cstdint>
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+#include <string>
+
+namespace holdfast::detail {
+
+/// The driver's function `name` with the signature that CUDA version `version` gave it.
+/// \throws CudaError if the driver or the function is missing.
+template <class Function>
+[[nodiscard]] Function entry_point(const char* name, unsigned version) {
+  void* address = nullptr;  // stays untouched where there is no driver
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  check(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found),
+        [&] { return std::string("looking up the driver function ") + name; });
+  if (found != cudaDriverEntryPointSuccess || address == nullptr) {
+    check(cudaErrorNotSupported, [&] {
+      return std::string("looking up the driver function ") + name +
+             ": this driver does not have it; update the driver";
+    });
+  }
+  return reinterpret_cast<Function>(address);
+}
+
+/// The driver's number for the allocation that holds `address`. It is never reused in the life of the
+/// process, so it tells a block from a later one at the same address.
+/// \throws CudaError, also if `address` lies in no CUDA allocation.
+[[nodiscard]] inline std::uint64_t buffer_id(const void* address) {
+  const auto get = entry_point<PFN_cuPointerGetAttribute_v4000>("cuPointerGetAttribute", 4000);
+  unsigned long long id = 0;
+  // The driver's error numbers are the runtime's.
+  check(static_cast<cudaError_t>(get(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID,
+                                     reinterpret_cast<CUdeviceptr>(address))),
+        "asking for the id of an allocation");
+  return id;
+}
+
+}  // namespace holdfast::detail

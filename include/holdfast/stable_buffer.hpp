@@ -1,0 +1,525 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// StableBuffer<T>: one device allocation with one address for life, whose contents a recipe renews.
+///
+/// From the first success on, data() never changes, whatever fails. A request that cannot be met at
+/// that address is refused; nothing ever falls back to another one. The buffer orders its own fills
+/// and the uses that it is told of; it cannot see graph replays that nobody marks.
+
+#include "holdfast/address_ledger.hpp"
+#include "holdfast/detail/capture.hpp"
+#include "holdfast/detail/device_guard.hpp"
+#include "holdfast/detail/driver.hpp"
+#include "holdfast/detail/stream_marks.hpp"
+#include "holdfast/error.hpp"
+#include "holdfast/memory_resource.hpp"
+#include "holdfast/recipe.hpp"
+#include "holdfast/tensor_view.hpp"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cuda/stream_ref>
+#include <cuda_runtime_api.h>
+#include <limits>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace holdfast {
+
+/// What a buffer holds.
+enum class State : std::uint8_t {
+  empty,  ///< no address yet
+  unset,  ///< an address; the contents are undefined until the next finalize that succeeds
+  live,   ///< an address, and the contents of the last finalize
+};
+
+[[nodiscard]] constexpr const char* to_string(State state) noexcept {
+  switch (state) {
+    case State::empty: return "empty";
+    case State::unset: return "unset";
+    case State::live: return "live";
+  }
+  return "unknown";
+}
+
+/// What finalize does on a stream that is being captured.
+enum class Capture : std::uint8_t {
+  refuse,  ///< throws, and leaves the capture valid
+  record,  ///< puts the recompute into the graph, to run at every replay
+};
+
+namespace detail {
+
+/// The contract of StableBuffer, in bytes. It never moves, so that threads may hold its address.
+class StableStorage {
+ public:
+  StableStorage(std::string name, ResourceRef memory, std::size_t element_bytes)
+      : name_(std::move(name)), memory_(memory), element_bytes_(element_bytes) {}
+  ~StableStorage();
+  StableStorage(const StableStorage&) = delete;
+  StableStorage& operator=(const StableStorage&) = delete;
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  [[nodiscard]] int device() const noexcept { return memory_.device(); }
+  [[nodiscard]] void* address() const noexcept { return address_.load(std::memory_order_acquire); }
+  [[nodiscard]] State state() const noexcept { return state_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::uint64_t generation() const noexcept {
+    return generation_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] const Shape& shape() const;
+
+  template <class Fill>
+  void finalize(const Shape& shape, std::span<const ByteRange> sources, Capture capture,
+                cudaStream_t stream, const Fill& fill);
+  void allocate(const Shape& shape);
+  void adopt(void* address, const TensorView& view);
+  void mark_use(cudaStream_t stream);
+  void wait_ready(cudaStream_t stream) const;
+
+  [[nodiscard]] std::string says(const char* operation, const std::string& text) const {
+    return "StableBuffer '" + name_ + "': " + operation + ": " + text;
+  }
+
+ private:
+  /// Fresh memory with its ledger entry. Unless it is published it goes back without a trace.
+  struct Allocation {
+    Allocation(ResourceRef memory_in, std::size_t bytes_in) : memory(memory_in), bytes(bytes_in) {
+      if (bytes > 0) address = memory.allocate(bytes);
+    }
+    ~Allocation() {
+      if (address == nullptr) return;
+      entry.forget();
+      memory.deallocate(address, bytes);
+    }
+    Allocation(const Allocation&) = delete;
+    Allocation& operator=(const Allocation&) = delete;
+
+    ResourceRef memory;
+    std::size_t bytes;
+    void* address = nullptr;
+    AddressLedger::Entry entry;
+  };
+
+  /// One changer at a time.
+  class Changing {
+   public:
+    Changing(StableStorage& storage, const char* operation) : busy_(storage.busy_) {
+      if (!busy_.test_and_set(std::memory_order_acquire)) return;
+      throw RefitError(Reason::busy,
+                       storage.says(operation, "another thread is changing the buffer; order the "
+                                               "two calls and try again [busy]"));
+    }
+    ~Changing() { busy_.clear(std::memory_order_release); }
+    Changing(const Changing&) = delete;
+    Changing& operator=(const Changing&) = delete;
+
+   private:
+    std::atomic_flag& busy_;
+  };
+
+  [[nodiscard]] std::size_t byte_count(const char* operation, const Shape& shape) const;
+  void expects_unallocated(const char* operation) const;
+  void expects_stream(const char* operation, cudaStream_t stream) const;
+  void expects_sources(std::span<const ByteRange> sources) const;
+  void expects_not_capturing(const char* operation, cudaStream_t stream) const;
+  void enter(Allocation& fresh) const;
+  void publish(Allocation& fresh, const Shape& shape, State state) noexcept;
+  void mark_filled(cudaStream_t stream);
+
+  std::string name_;
+  ResourceRef memory_;
+  std::size_t element_bytes_;
+
+  // Written once, before state_ leaves `empty`, and constant from then on.
+  Shape shape_;
+  std::size_t bytes_ = 0;
+  bool adopted_ = false;
+  AddressLedger::Entry entry_;
+  std::atomic<void*> address_{nullptr};
+
+  std::atomic<State> state_{State::empty};
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic_flag busy_;
+  StreamMarks fills_;  // the last fill on each stream that ever filled
+  StreamMarks uses_;   // what mark_use was told
+};
+
+inline StableStorage::~StableStorage() {
+  void* const held = address();
+  if (held == nullptr) return;
+  {
+    const DeviceGuard on_device(device(), std::nothrow);
+    const RelaxedCapture relaxed;
+    if (relaxed.active()) {
+      fills_.synchronize();
+      uses_.synchronize();
+    }
+  }
+  if (adopted_) {
+    entry_.forget();
+  } else {
+    entry_.retire();  // first: from the moment of the free the address may be anybody's
+    memory_.deallocate(held, bytes_);
+  }
+}
+
+inline const Shape& StableStorage::shape() const {
+  expects(state() != State::empty, Rule::not_allocated,
+          [&] { return says("shape", "the buffer has none before allocate, adopt or finalize"); });
+  return shape_;
+}
+
+template <class Fill>
+void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sources, Capture capture,
+                             cudaStream_t stream, const Fill& fill) {
+  const Changing changing(*this, "finalize");
+  const bool first = state() == State::empty;
+  const std::size_t bytes = byte_count("finalize", shape);
+  const CaptureState capturing = capture_state(stream);
+  if (first) {
+    expects(capturing == CaptureState::none, Rule::allocation_in_capture, [&] {
+      return says("finalize", "the stream is being captured, and a first finalize allocates; call "
+                              "finalize or allocate before capture");
+    });
+  } else {
+    expects(shape == shape_, Rule::shape_mismatch, [&] {
+      return says("finalize", "expected shape " + to_string(shape_) + ", found " + to_string(shape) +
+                                  "; the shape is fixed for life, because captured graphs hold the "
+                                  "address: use another buffer and capture again");
+    });
+    expects(capturing == CaptureState::none ||
+                (capturing == CaptureState::active && capture == Capture::record),
+            Rule::refit_in_capture, [&] {
+              return says("finalize",
+                          "the stream is being captured; refit before capture or after it, or pass "
+                          "Capture::record to have every replay recompute the contents");
+            });
+  }
+  expects_stream("finalize", stream);
+  expects_sources(sources);
+
+  const DeviceGuard on_device(device());
+  if (capturing == CaptureState::active) {
+    if (bytes > 0) fill(address());
+    return;
+  }
+  if (first) {
+    Allocation fresh(memory_, bytes);
+    enter(fresh);
+    if (bytes > 0) {
+      try {
+        fill(fresh.address);
+        mark_filled(stream);
+      } catch (...) {
+        // What was enqueued before the failure must not outlive the memory.
+        const RelaxedCapture relaxed;
+        if (relaxed.active()) (void)succeeded(cudaStreamSynchronize(stream));
+        throw;
+      }
+    }
+    publish(fresh, shape, State::live);
+  } else if (bytes > 0) {
+    uses_.order_before(stream);
+    fills_.order_before(stream);
+    try {
+      fill(address());
+      mark_filled(stream);
+    } catch (...) {
+      state_.store(State::unset, std::memory_order_release);
+      try {
+        mark_filled(stream);  // part of the work may be running
+      } catch (const CudaError&) {  // NOLINT(bugprone-empty-catch): the first error is the one to tell
+      }
+      throw;
+    }
+  }
+  state_.store(State::live, std::memory_order_release);
+  generation_.fetch_add(1, std::memory_order_acq_rel);
+}
+
+inline void StableStorage::allocate(const Shape& shape) {
+  const Changing changing(*this, "allocate");
+  expects_unallocated("allocate");
+  Allocation fresh(memory_, byte_count("allocate", shape));
+  enter(fresh);
+  publish(fresh, shape, State::unset);
+}
+
+inline void StableStorage::adopt(void* address, const TensorView& view) {
+  const Changing changing(*this, "adopt");
+  expects_unallocated("adopt");
+  expects(view.is_contiguous(), Rule::not_contiguous, [&] {
+    return says("adopt", "expected a row-major tensor without gaps, found shape " +
+                             to_string(view.shape()) + " with strides " + to_string(view.strides()));
+  });
+  expects(view.device() == device(), Rule::device_mismatch, [&] {
+    return says("adopt", "expected memory of device " + std::to_string(device()) +
+                             ", found a tensor on device " + std::to_string(view.device()));
+  });
+  const std::size_t bytes = byte_count("adopt", view.shape());
+  AddressLedger::Entry entry;
+  if (bytes > 0) {
+    cudaPointerAttributes found{};
+    check(cudaPointerGetAttributes(&found, address),
+          [&] { return says("adopt", "asking what the address is"); });
+    const bool on_device = found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
+    expects(on_device && found.device == device(), Rule::device_mismatch, [&] {
+      return says("adopt", "expected memory of device " + std::to_string(device()) + ", found " +
+                               (on_device ? "memory of device " + std::to_string(found.device)
+                                          : std::string("an address that is no device memory")));
+    });
+    entry = memory_.ledger().enter({.name = name_,
+                                    .base = reinterpret_cast<std::uintptr_t>(address),
+                                    .bytes = bytes,
+                                    .device = device(),
+                                    .buffer_id = buffer_id(address)});
+  }
+  shape_ = view.shape();
+  bytes_ = bytes;
+  adopted_ = true;
+  entry_ = std::move(entry);
+  address_.store(bytes > 0 ? address : nullptr, std::memory_order_release);
+  state_.store(State::unset, std::memory_order_release);
+}
+
+inline void StableStorage::mark_use(cudaStream_t stream) {
+  expects(state() != State::empty, Rule::not_allocated, [&] {
+    return says("mark_use", "the buffer has no address yet, so nothing can have read it");
+  });
+  expects_not_capturing("mark_use", stream);
+  expects_stream("mark_use", stream);
+  if (bytes_ == 0) return;
+  const DeviceGuard on_device(device());
+  uses_.record(stream);
+}
+
+inline void StableStorage::wait_ready(cudaStream_t stream) const {
+  expects(state() != State::empty, Rule::not_allocated, [&] {
+    return says("wait_ready", "the buffer has no address yet; finalize it first");
+  });
+  expects_not_capturing("wait_ready", stream);
+  expects_stream("wait_ready", stream);
+  fills_.order_before(stream);
+}
+
+inline std::size_t StableStorage::byte_count(const char* operation, const Shape& shape) const {
+  const std::int64_t bytes =
+      multiply(shape.elements(), static_cast<std::int64_t>(element_bytes_));
+  expects(bytes >= 0, Rule::size_overflow, [&] {
+    return says(operation, "shape " + to_string(shape) + " with elements of " +
+                               std::to_string(element_bytes_) +
+                               " bytes: the size in bytes does not fit 63 bits; split the buffer");
+  });
+  return static_cast<std::size_t>(bytes);
+}
+
+inline void StableStorage::expects_unallocated(const char* operation) const {
+  expects(state() == State::empty, Rule::already_allocated, [&] {
+    return says(operation, "the buffer already has shape " + to_string(shape_) +
+                               " and an address that graphs may hold; use another buffer");
+  });
+}
+
+inline void StableStorage::expects_stream(const char* operation, cudaStream_t stream) const {
+  const int found = stream_device(stream);
+  expects(found == device(), Rule::device_mismatch, [&] {
+    return says(operation, "expected a stream of device " + std::to_string(device()) +
+                               ", found one of device " + std::to_string(found));
+  });
+}
+
+inline void StableStorage::expects_sources(std::span<const ByteRange> sources) const {
+  const auto* const begin = static_cast<const std::byte*>(address());
+  const ByteRange target{begin, begin + bytes_, device()};
+  for (const ByteRange& source : sources) {
+    expects(source.device == device(), Rule::device_mismatch, [&] {
+      return says("finalize", "expected sources on device " + std::to_string(device()) +
+                                  ", found one on device " + std::to_string(source.device) +
+                                  "; copy it over first");
+    });
+    expects(!source.overlaps(target), Rule::source_overlaps_target, [&] {
+      return says("finalize", "a source overlaps the buffer, so a second refit would read the first "
+                              "one's result; keep the source elsewhere");
+    });
+  }
+}
+
+inline void StableStorage::expects_not_capturing(const char* operation, cudaStream_t stream) const {
+  expects(capture_state(stream) == CaptureState::none, Rule::mark_in_capture, [&] {
+    return says(operation, "the stream is being captured; call it before capture, or after a replay");
+  });
+}
+
+inline void StableStorage::enter(Allocation& fresh) const {
+  if (fresh.address == nullptr) return;
+  fresh.entry = memory_.ledger().enter({.name = name_,
+                                        .base = reinterpret_cast<std::uintptr_t>(fresh.address),
+                                        .bytes = fresh.bytes,
+                                        .device = device(),
+                                        .buffer_id = buffer_id(fresh.address)});
+}
+
+inline void StableStorage::publish(Allocation& fresh, const Shape& shape, State state) noexcept {
+  shape_ = shape;
+  bytes_ = fresh.bytes;
+  entry_ = std::move(fresh.entry);
+  address_.store(std::exchange(fresh.address, nullptr), std::memory_order_release);
+  state_.store(state, std::memory_order_release);
+}
+
+/// If the event cannot be recorded the fill is awaited instead, so that no fill goes untracked.
+inline void StableStorage::mark_filled(cudaStream_t stream) {
+  try {
+    fills_.record(stream);
+  } catch (const CudaError&) {
+    const RelaxedCapture relaxed;  // this thread may be capturing another stream
+    if (!relaxed.active()) throw;
+    check(cudaStreamSynchronize(stream), [&] { return says("finalize", "waiting for the fill"); });
+  }
+}
+
+}  // namespace detail
+
+/// A device buffer that, unlike a vector, never moves: captured graphs may hold its address.
+///
+///     holdfast::DeviceResource memory;
+///     holdfast::StableBuffer<float> sum{"layers.0.hc_attn_fn_broadcast", memory};
+///     sum.finalize(holdfast::StreamSum<float>{fn}, stream);  // allocates, then fills
+///     // ... capture graphs that read sum.data() ...
+///     sum.finalize(holdfast::StreamSum<float>{fn}, stream);  // new weights, same address
+///
+/// - Address, shape, element type and device are fixed by the first allocate, adopt or finalize that
+///   succeeds. The address is a multiple of 256 bytes unless it was adopted.
+/// - Moving the object moves the ownership; the address stays. A moved-from buffer answers every
+///   operation with ContractError moved_from, and its observers say empty.
+/// - An empty shape is legal: nothing is allocated or launched, and data() is null.
+/// - Observers may be called from any thread. Two operations that change the buffer at once: one of
+///   them throws RefitError busy.
+/// - Handle 0 as a stream means the legacy stream. A stream must belong to the buffer's device. The
+///   caller's current device is restored, also on errors.
+///
+/// `T` is trivially copyable. `memory` must outlive the buffer.
+template <class T>
+class StableBuffer {
+  static_assert(std::is_trivially_copyable_v<T>, "the contents are copied as bytes");
+  static_assert(alignof(T) <= 256, "memory resources align to 256 bytes");
+
+ public:
+  /// Makes no CUDA call. `name` appears in errors and in the ledger of `memory`.
+  StableBuffer(std::string name, ResourceRef memory)
+      : storage_(std::make_unique<detail::StableStorage>(std::move(name), memory, sizeof(T))) {}
+  /// Waits on the host for fills and marked uses, then frees; with DeviceResource that waits for the
+  /// whole device. Adopted memory is not freed. A graph replay launched later is a stale read.
+  /// \stream allowed while any thread captures; disturbs no capture.
+  ~StableBuffer() = default;
+  StableBuffer(const StableBuffer&) = delete;  // two owners of one address
+  StableBuffer& operator=(const StableBuffer&) = delete;
+  StableBuffer(StableBuffer&&) noexcept = default;
+  /// Destroys what the left side held.
+  StableBuffer& operator=(StableBuffer&&) noexcept = default;
+
+  /// The address [shape()], or null before there is one and for an empty shape.
+  [[nodiscard]] T* data() const noexcept {
+    return storage_ ? static_cast<T*>(storage_->address()) : nullptr;
+  }
+  [[nodiscard]] State state() const noexcept { return storage_ ? storage_->state() : State::empty; }
+  /// How many finalize calls have succeeded, recorded ones not counted.
+  [[nodiscard]] std::uint64_t generation() const noexcept {
+    return storage_ ? storage_->generation() : 0;
+  }
+  /// \throws ContractError not_allocated, moved_from.
+  [[nodiscard]] const Shape& shape() const { return storage("shape").shape(); }
+  /// \throws ContractError moved_from.
+  [[nodiscard]] int device() const { return storage("device").device(); }
+  /// \throws ContractError moved_from.
+  [[nodiscard]] const std::string& name() const { return storage("name").name(); }
+  /// The contents as a source for another recipe; read-only. \throws ContractError not_allocated,
+  /// moved_from.
+  [[nodiscard]] TensorView view() const {
+    return TensorView(static_cast<const T*>(data()), shape(), device());
+  }
+
+  /// Computes the contents by `recipe`: the first time into new memory, later in place.
+  ///
+  /// The fill is ordered after earlier fills and after every use marked so far. If anything is refused
+  /// (ContractError, busy) or a call fails before the recipe runs, nothing has changed. If the recipe
+  /// itself throws, a first finalize gives its memory back and the buffer is empty again; later the
+  /// address stays and the state is unset until a finalize succeeds.
+  /// \throws ContractError shape_mismatch, device_mismatch, source_overlaps_target, size_overflow,
+  ///   allocation_in_capture, refit_in_capture, moved_from; RefitError busy; OutOfMemory; CudaError;
+  ///   whatever the recipe throws.
+  /// \stream enqueues only. On a captured stream refused; the capture stays valid.
+  /// \cost the recipe's launches and one event record; the first time one allocation.
+  template <Recipe<T> R>
+  void finalize(const R& recipe, cuda::stream_ref stream) {
+    finalize(recipe, Capture::refuse, stream);
+  }
+
+  /// As above. With Capture::record a finalize on a captured stream, other than the first, puts the
+  /// recompute into the graph: each replay then renews the contents from the sources' addresses. That
+  /// is not counted in generation(), changes no state and marks nothing; order replays of that graph
+  /// against other fills yourself, and keep buffer and sources alive as long as the graph can run.
+  template <Recipe<T> R>
+  void finalize(const R& recipe, Capture capture, cuda::stream_ref stream) {
+    const cudaStream_t handle = detail::native(stream);
+    const Shape shape = recipe.shape();
+    const auto sources = recipe.sources();
+    storage("finalize").finalize(shape, std::span<const ByteRange>(sources), capture, handle,
+                                 [&](void* out) { recipe(static_cast<T*>(out), cuda::stream_ref{handle}); });
+  }
+
+  /// Fixes address and shape before any source exists, so that graphs can be captured first. The state
+  /// is unset; the contents are undefined until a finalize.
+  /// \throws ContractError already_allocated, size_overflow, moved_from; RefitError busy; OutOfMemory;
+  ///   CudaError. \stream allowed while any thread captures. \cost one allocation.
+  void allocate(const Shape& shape) { storage("allocate").allocate(shape); }
+
+  /// Takes memory that the engine owns and may have captured already: [view.shape()] T, contiguous, on
+  /// this buffer's device, writable. It is never freed here and must outlive the buffer. The state is
+  /// unset until a finalize.
+  /// \throws ContractError already_allocated, type_mismatch, read_only, not_contiguous,
+  ///   device_mismatch, moved_from; RefitError busy; CudaError. \cost no allocation, no launch.
+  void adopt(const TensorView& view) {
+    detail::StableStorage& held = storage("adopt");
+    held.adopt(view.writable_data_as<T>(), view);
+  }
+
+  /// Says that the work enqueued on `stream` so far reads the buffer: the next finalize and the
+  /// destructor wait for it. Call it after launching a replay. May be called from any thread.
+  /// \throws ContractError not_allocated, mark_in_capture, device_mismatch, moved_from; CudaError.
+  /// \stream enqueues only; refused while capturing. \cost one event record.
+  void mark_use(cuda::stream_ref stream) const { storage("mark_use").mark_use(detail::native(stream)); }
+
+  /// Makes `stream` wait for the last fill, where that ran on another stream. Call it before launching
+  /// a replay there. May be called from any thread.
+  /// \throws ContractError not_allocated, mark_in_capture, device_mismatch, moved_from; CudaError.
+  /// \stream enqueues only; refused while capturing.
+  void wait_ready(cuda::stream_ref stream) const {
+    storage("wait_ready").wait_ready(detail::native(stream));
+  }
+
+ private:
+  [[nodiscard]] detail::StableStorage& storage(const char* operation) const {
+    expects(storage_ != nullptr, Rule::moved_from, [&] {
+      return std::string("StableBuffer: ") + operation +
+             ": the buffer was moved away; use the one that it was moved to";
+    });
+    return *storage_;
+  }
+
+  std::unique_ptr<detail::StableStorage> storage_;
+};
+
+static_assert(!std::is_copy_constructible_v<StableBuffer<float>>);
+static_assert(std::is_nothrow_move_constructible_v<StableBuffer<float>>);
+static_assert(std::is_nothrow_move_assignable_v<StableBuffer<float>>);
+
+}  // namespace holdfast

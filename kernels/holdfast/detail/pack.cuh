@@ -1,0 +1,121 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// Element types of kernels, and loads and stores of several elements at once.
+///
+/// Everything here gives the same bits on the host and on the device, except which NaN a conversion
+/// of a NaN gives.
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace holdfast::detail {
+
+template <class T>
+concept Floating =
+    std::same_as<T, float> || std::same_as<T, __nv_bfloat16> || std::same_as<T, __half>;
+
+/// The unsigned integer of `Bytes` bytes: copies through it keep every bit, those of a NaN too.
+template <std::size_t Bytes>
+using Raw = std::conditional_t<
+    Bytes == 1, unsigned char,
+    std::conditional_t<Bytes == 2, unsigned short,
+                       std::conditional_t<Bytes == 4, unsigned int, unsigned long long>>>;
+
+/// The widest access of one thread on every supported architecture, in bytes.
+inline constexpr int kAccessBytes = 16;
+
+/// Elements per thread with which the narrower of two types fills one access; the wider one then
+/// takes several whole accesses.
+template <class A, class B>
+inline constexpr int kPackWidth = kAccessBytes /
+                                  static_cast<int>(sizeof(A) < sizeof(B) ? sizeof(A) : sizeof(B));
+
+[[nodiscard]] inline bool is_aligned(const void* address) noexcept {
+  return reinterpret_cast<std::uintptr_t>(address) % kAccessBytes == 0;
+}
+
+/// Whether `count` elements of T (negative too) are whole accesses.
+template <class T>
+[[nodiscard]] bool is_aligned(std::int64_t count) noexcept {
+  return count % (kAccessBytes / static_cast<int>(sizeof(T))) == 0;
+}
+
+template <class T, int Width>
+struct Pack {
+  T values[Width];
+};
+
+/// `Width` elements at `address`. Several elements are taken in accesses of 16 bytes, to which the
+/// address must be aligned, and are marked as not needed again; a single one stays cached, because
+/// in a strided walk its neighbours come later.
+template <int Width, class T>
+[[nodiscard]] __host__ __device__ Pack<T, Width> load(const T* address) {
+  Pack<T, Width> pack;
+#ifdef __CUDA_ARCH__
+  if constexpr (Width == 1) {
+    const auto raw = __ldg(reinterpret_cast<const Raw<sizeof(T)>*>(address));
+    memcpy(&pack, &raw, sizeof(pack));
+  } else {
+    static_assert(sizeof(pack) % kAccessBytes == 0);
+    uint4 raw[sizeof(pack) / kAccessBytes];
+    for (int i = 0; i < static_cast<int>(sizeof(pack)) / kAccessBytes; ++i) {
+      raw[i] = __ldcs(reinterpret_cast<const uint4*>(address) + i);
+    }
+    memcpy(&pack, raw, sizeof(pack));
+  }
+#else
+  std::memcpy(&pack, address, sizeof(pack));
+#endif
+  return pack;
+}
+
+/// Writes `pack` at `address`, aligned as for load. The lines stay cached: readers come next.
+template <class T, int Width>
+__host__ __device__ void store(T* address, const Pack<T, Width>& pack) {
+#ifdef __CUDA_ARCH__
+  if constexpr (Width == 1) {
+    *address = pack.values[0];
+  } else {
+    static_assert(sizeof(pack) % kAccessBytes == 0);
+    uint4 raw[sizeof(pack) / kAccessBytes];
+    memcpy(raw, &pack, sizeof(pack));
+    for (int i = 0; i < static_cast<int>(sizeof(pack)) / kAccessBytes; ++i) {
+      reinterpret_cast<uint4*>(address)[i] = raw[i];
+    }
+  }
+#else
+  std::memcpy(address, &pack, sizeof(pack));
+#endif
+}
+
+[[nodiscard]] __host__ __device__ inline float to_float(float value) { return value; }
+[[nodiscard]] __host__ __device__ inline float to_float(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+[[nodiscard]] __host__ __device__ inline float to_float(__half value) {
+  return __half2float(value);
+}
+
+/// `value` rounded to To, to nearest with ties to even; beyond the range to infinity.
+template <Floating To>
+[[nodiscard]] __host__ __device__ To from_float(float value) {
+  if constexpr (std::same_as<To, float>) {
+    return value;
+  } else if constexpr (std::same_as<To, __nv_bfloat16>) {
+    return __float2bfloat16_rn(value);
+  } else {
+    return __float2half_rn(value);
+  }
+}
+
+}  // namespace holdfast::detail

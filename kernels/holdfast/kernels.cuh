@@ -1,0 +1,9 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// All recipes that holdfast ships. This half needs nvcc; holdfast.hpp is the half that does not.
+
+#include "holdfast/relayout.cuh"
+#include "holdfast/stream_sum.cuh"

@@ -1,0 +1,113 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// memcpy and memset, asynchronous and not.
+//
+// The accesses happen when the work runs, through the C library's functions, so that ASan and TSan
+// see them. A copy from pageable host memory takes its bytes at the call, unless captured. Calls
+// that CUDA documents as not waiting for the device (a copy within devices, setting device memory)
+// do not wait here either.
+#include <cstring>
+
+#include "state.hpp"
+
+namespace sim::detail {
+namespace {
+
+bool is_device(const Allocation* allocation) {
+  return allocation != nullptr && allocation->type == cudaMemoryTypeDevice;
+}
+
+// Whether [pointer, pointer + size) may be one end of a copy that says the end is, or is not, on a
+// device.
+bool valid_end(const void* pointer, std::size_t size, bool says_device, bool says_host) {
+  if (pointer == nullptr) return false;
+  const Allocation* allocation = find_allocation(pointer);
+  if (allocation == nullptr) return !says_device;
+  if (says_host && is_device(allocation)) return false;
+  const auto* base = static_cast<const char*>(allocation->base);
+  const auto offset = static_cast<std::size_t>(static_cast<const char*>(pointer) - base);
+  return size <= allocation->size - offset;
+}
+
+}  // namespace
+
+cudaError_t copy(Lock& lock, void* to, const void* from, std::size_t size, cudaMemcpyKind kind,
+                 cudaStream_t stream_handle, bool synchronous) {
+  if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) {
+    return cudaErrorInvalidMemcpyDirection;
+  }
+  Stream* stream = find_stream(stream_handle);
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  const bool infer = kind == cudaMemcpyDefault;
+  const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+  const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+  if (size != 0 && (!valid_end(to, size, to_device, !infer && !to_device) ||
+                    !valid_end(from, size, from_device, !infer && !from_device))) {
+    return cudaErrorInvalidValue;
+  }
+  if (synchronous) {
+    cudaError_t code = check_legacy(*stream, true);
+    if (code == cudaSuccess) code = check_unsafe();
+    if (code != cudaSuccess) return code;
+  }
+  if (size == 0) return cudaSuccess;
+
+  Work body = [to, from, size] { std::memcpy(to, from, size); };
+  const bool pageable = find_allocation(from) == nullptr;
+  if (pageable && !synchronous && !stream->capture) {
+    auto staged = std::vector<char>(size);
+    unlocked(lock, [&] { std::memcpy(staged.data(), from, size); });  // in the sight of TSan
+    stream = find_stream(stream_handle);
+    if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+    body = [to, staged = std::move(staged)] { std::memcpy(to, staged.data(), staged.size()); };
+  }
+  const bool within_devices = is_device(find_allocation(to)) && is_device(find_allocation(from));
+  const cudaError_t code = submit(*stream, cudaGraphNodeTypeMemcpy, std::move(body));
+  if (code == cudaSuccess && synchronous && !within_devices) wait_for_stream(lock, *stream);
+  return code;
+}
+
+cudaError_t set(Lock& lock, void* to, int value, std::size_t size, cudaStream_t stream_handle,
+                bool synchronous) {
+  Stream* stream = find_stream(stream_handle);
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  if (size != 0 && !valid_end(to, size, true, false)) return cudaErrorInvalidValue;
+  if (synchronous) {
+    cudaError_t code = check_legacy(*stream, true);
+    if (code == cudaSuccess) code = check_unsafe();
+    if (code != cudaSuccess) return code;
+  }
+  if (size == 0) return cudaSuccess;
+  const bool on_device = is_device(find_allocation(to));
+  const cudaError_t code =
+      submit(*stream, cudaGraphNodeTypeMemset, [to, value, size] { std::memset(to, value, size); });
+  if (code == cudaSuccess && synchronous && !on_device) wait_for_stream(lock, *stream);
+  return code;
+}
+
+extern "C" {
+
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t size, cudaMemcpyKind kind) {
+  return api("cudaMemcpy",
+             [&](Lock& lock) { return copy(lock, to, from, size, kind, nullptr, true); });
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t size, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  return api("cudaMemcpyAsync",
+             [&](Lock& lock) { return copy(lock, to, from, size, kind, stream, false); });
+}
+
+cudaError_t cudaMemset(void* to, int value, std::size_t size) {
+  return api("cudaMemset", [&](Lock& lock) { return set(lock, to, value, size, nullptr, true); });
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t size, cudaStream_t stream) {
+  return api("cudaMemsetAsync",
+             [&](Lock& lock) { return set(lock, to, value, size, stream, false); });
+}
+
+}  // extern "C"
+
+}  // namespace sim::detail

@@ -1,0 +1,324 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+//
+// The simulated machine: everything that the entry points share, behind one lock.
+//
+// An Item is one unit of queued work; it may run when it is first in its stream and all items in
+// `after` are done. Whatever is reached through state() is touched only while a Lock is held;
+// bodies of work run without it. Tests do not include this file.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim.hpp"
+#include "tsan.hpp"
+
+namespace sim::detail {
+
+constexpr int kDevices = 2;
+constexpr int kVersion = 13000;
+constexpr int kMultiprocessors = 132;
+constexpr std::size_t kDefaultCapacity = std::size_t{64} << 30;
+
+// Shared ownership counted under the lock. std::shared_ptr counts with atomics, whose instrumented
+// copies would show TSan an order that CUDA does not promise.
+template <class T>
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(T* object) : object_(object) {
+    if (object_ != nullptr) ++object_->references;
+  }
+  Ref(const Ref& other) : Ref(other.object_) {}
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Ref& operator=(Ref other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Ref() {
+    if (object_ != nullptr && --object_->references == 0) delete object_;
+  }
+
+  T* get() const { return object_; }
+  T* operator->() const { return object_; }
+  T& operator*() const { return *object_; }
+  explicit operator bool() const { return object_ != nullptr; }
+  friend bool operator==(const Ref&, const Ref&) = default;
+
+ private:
+  T* object_ = nullptr;
+};
+
+// Handles are numbers that cannot be dereferenced. The one given back last is handed out next, as
+// CUDA may do.
+template <class Handle>
+class Handles {
+ public:
+  Handle take() {
+    if (free_.empty()) free_.push_back(next_ += 16);
+    const std::uintptr_t value = free_.back();
+    free_.pop_back();
+    return reinterpret_cast<Handle>(value);  // NOLINT(performance-no-int-to-ptr)
+  }
+  void give_back(Handle handle) { free_.push_back(reinterpret_cast<std::uintptr_t>(handle)); }
+
+ private:
+  std::uintptr_t next_ = 0x1000;
+  std::vector<std::uintptr_t> free_;
+};
+
+using Work = std::function<void()>;
+
+struct Stream;
+
+struct Item {
+  enum class State { kQueued, kRunning, kDone };
+
+  int references = 0;
+  State state = State::kQueued;
+  Stream* stream = nullptr;  // outlives its queued items
+  Work body;
+  std::vector<Ref<Item>> after;
+  std::uint64_t finished = 0;  // on the clock of finished items
+  Edge begin;
+  Edge end;
+};
+
+struct Node {
+  int references = 0;
+  cudaGraphNode_t handle = nullptr;
+  cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+  Work body;
+  std::vector<Ref<Node>> after;
+};
+
+struct Graph {
+  int references = 0;
+  cudaGraph_t handle = nullptr;
+  bool capturing = false;
+  std::vector<Ref<Node>> nodes;  // in a topological order
+};
+
+struct Executable {
+  struct Step {
+    Work body;
+    std::vector<std::size_t> after;
+  };
+
+  int references = 0;
+  cudaGraphExec_t handle = nullptr;
+  std::vector<Step> steps;  // in a topological order
+  Ref<Item> last;
+};
+
+struct Capture {
+  int references = 0;
+  unsigned long long id = 0;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  std::uint64_t thread = 0;
+  bool valid = true;
+  Stream* origin = nullptr;
+  Ref<Graph> graph;
+};
+
+struct Stream {
+  int references = 0;
+  cudaStream_t handle = nullptr;
+  unsigned long long id = 0;
+  int device = 0;
+  unsigned flags = cudaStreamDefault;
+  int priority = 0;
+  bool legacy = false;
+  std::deque<Ref<Item>> queue;
+  Ref<Item> last;
+  Ref<Capture> capture;
+  std::vector<Ref<Node>> frontier;               // what the next captured node depends on
+  std::vector<cudaGraphNode_t> reported;         // as handed out by cudaStreamGetCaptureInfo
+  std::vector<cudaGraphEdgeData> reported_data;  // likewise
+  Fiber fiber;
+
+  bool blocking() const { return !legacy && (flags & cudaStreamNonBlocking) == 0; }
+};
+
+struct Event {
+  int device = 0;
+  unsigned flags = cudaEventDefault;
+  Ref<Item> record;
+  Ref<Capture> capture;  // set when the last record was captured
+  std::vector<Ref<Node>> frontier;
+};
+
+struct Allocation {
+  void* base = nullptr;
+  std::size_t size = 0;
+  cudaMemoryType type = cudaMemoryTypeDevice;
+  int device = 0;
+  unsigned long long buffer_id = 0;
+};
+
+struct Route {
+  std::vector<std::size_t> sizes;
+  KernelBody body;
+};
+
+struct Fault {
+  bool armed = false;
+  bool fired = false;
+  std::string only;  // empty: any function
+  long remaining = 0;
+  cudaError_t code = cudaErrorUnknown;
+  std::string name;
+};
+
+struct State {
+  std::uint64_t epoch = 1;  // of reset()
+  std::uint64_t next_id = 1;
+  std::uint64_t clock = 0;
+
+  std::map<std::uintptr_t, Allocation> allocations;
+  std::array<std::size_t, kDevices> capacity{kDefaultCapacity, kDefaultCapacity};
+
+  std::array<Ref<Stream>, kDevices> legacy;
+  std::array<Edge, kDevices> retired;  // after the work of streams that are destroyed and done
+  std::map<std::pair<std::uint64_t, int>, Ref<Stream>> per_thread;
+  std::map<cudaStream_t, Ref<Stream>> streams;
+  std::vector<Ref<Stream>> all_streams;  // those above and destroyed ones that still have work
+  std::map<cudaEvent_t, Event> events;
+  std::vector<Ref<Capture>> captures;  // begun and not ended
+  std::map<cudaGraph_t, Ref<Graph>> graphs;
+  std::map<cudaGraphNode_t, Ref<Node>> nodes;
+  std::map<cudaGraphExec_t, Ref<Executable>> executables;
+  std::optional<std::mt19937_64> schedule;
+
+  Handles<cudaStream_t> stream_handles;
+  Handles<cudaEvent_t> event_handles;
+  Handles<cudaGraph_t> graph_handles;
+  Handles<cudaGraphNode_t> node_handles;
+  Handles<cudaGraphExec_t> executable_handles;
+
+  bool counting = false;
+  std::vector<std::string> calls;
+  Fault fault;
+};
+
+State& state();
+
+struct Thread {
+  std::uint64_t epoch = 0;
+  std::uint64_t id = 0;
+  int device = 0;
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  cudaError_t last_error = cudaSuccess;
+};
+
+// The calling thread, as new after a reset(). Needs the lock.
+Thread& this_thread();
+
+// True while this thread runs the body of some work: CUDA calls are not permitted there.
+bool& inside_work();
+
+class Lock {
+ public:
+  Lock() { lock(); }
+  ~Lock() { unlock(); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  void lock();
+  void unlock();
+};
+
+// Runs `function` without the lock.
+template <class Function>
+void unlocked(Lock& lock, Function&& function) {
+  lock.unlock();
+  function();
+  lock.lock();
+}
+
+// --- schedule.cpp
+
+// Queues `body` behind the stream's earlier work, behind `after` and behind what the legacy stream
+// orders.
+Ref<Item> enqueue(Stream& stream, Work body, std::vector<Ref<Item>> after = {});
+void wait_for(Lock& lock, Ref<Item> item);
+void wait_for_stream(Lock& lock, const Stream& stream);
+void wait_for_device(Lock& lock, int device);
+bool done(const Ref<Item>& item);  // true orders the caller after the item
+// Drops a stream that was destroyed, once its work is done.
+void forget_if_finished(Stream& stream);
+
+// --- stream.cpp
+
+// Null for a handle that names no stream.
+Stream* find_stream(cudaStream_t handle);
+Stream& legacy_stream(int device);
+
+// --- capture.cpp
+
+// What a call that no capture can see gets: success, or 900 and the captures that forbid it are
+// invalidated.
+cudaError_t check_unsafe();
+// What use of the legacy stream gets while a blocking stream of its device captures.
+cudaError_t check_legacy(const Stream& stream, bool invalidate);
+void invalidate(Capture& capture);
+// Queues the work, or records it as a node of `type` when the stream captures.
+cudaError_t submit(Stream& stream, cudaGraphNodeType type, Work body);
+
+// --- graph.cpp
+
+Ref<Graph> create_graph();
+void destroy_graph(Graph& graph);
+Ref<Node> add_node(Graph& graph, cudaGraphNodeType type, Work body, std::vector<Ref<Node>> after);
+
+// --- memory.cpp
+
+// The allocation that holds `pointer`, or null.
+const Allocation* find_allocation(const void* pointer);
+cudaError_t copy(Lock& lock, void* to, const void* from, std::size_t size, cudaMemcpyKind kind,
+                 cudaStream_t stream, bool synchronous);
+cudaError_t set(Lock& lock, void* to, int value, std::size_t size, cudaStream_t stream,
+                bool synchronous);
+
+// --- launch.cpp
+
+cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, cudaStream_t stream);
+
+// --- fault.cpp
+
+// The error that this call must return without doing anything, or success.
+cudaError_t enter(const char* name);
+
+// Every runtime entry: counts, injects, runs `body(lock)` and keeps the error as the thread's last.
+template <class Body>
+cudaError_t api(const char* name, Body&& body) {
+  if (inside_work()) return cudaErrorNotPermitted;
+  Lock lock;
+  cudaError_t code = enter(name);
+  if (code == cudaSuccess) code = body(lock);
+  if (code != cudaSuccess) this_thread().last_error = code;
+  return code;
+}
+
+// The same for a driver function, which leaves the runtime's last error alone.
+template <class Body>
+CUresult driver_api(const char* name, Body&& body) {
+  if (inside_work()) return CUDA_ERROR_NOT_PERMITTED;
+  Lock lock;
+  return enter(name) == cudaSuccess ? body(lock) : CUDA_ERROR_UNKNOWN;
+}
+
+}  // namespace sim::detail
