@@ -52,12 +52,13 @@ install_packages() {
 
 # The first nvcc of CUDA 13 or later, for CMake to use.
 find_nvcc() {
-  local candidate release seen=
+  local candidate release major seen=
   for candidate in "${CUDACXX-}" "$(command -v nvcc || true)" ${CUDA_HOME:+"$CUDA_HOME/bin/nvcc"} \
     /usr/local/cuda/bin/nvcc; do
     command -v "$candidate" >/dev/null || continue
     release=$("$candidate" --version | sed -n 's/.*release \([0-9]*\)\.\([0-9]*\).*/\1.\2/p')
-    if ((${release%%.*} >= 13)); then
+    major=${release%%.*}
+    if ((major >= 13)); then
       export CUDACXX=$candidate
       return
     fi
@@ -65,11 +66,11 @@ find_nvcc() {
   done
   fail "no nvcc of CUDA 13.0 or later.${seen:+ Found:$seen}" \
     'It is part of the CUDA Toolkit: https://developer.nvidia.com/cuda-downloads' \
-    'Looked at $CUDACXX, PATH, $CUDA_HOME/bin and /usr/local/cuda/bin.'
+    'Searched: CUDACXX, PATH, CUDA_HOME/bin, /usr/local/cuda/bin.'
 }
 
 # One compiler per core, and no more than memory allows: nvcc takes up to 2 GB.
-jobs() {
+parallel_jobs() {
   local cores memory
   cores=$(nproc)
   memory=$(awk '/^MemAvailable:/ {print int($2 / 2000000)}' /proc/meminfo)
@@ -77,18 +78,26 @@ jobs() {
   echo $((cores < memory ? cores : memory))
 }
 
+check_cmake() {
+  local version
+  version=$(cmake --version | sed -n '1s/.* //p')
+  [[ $(printf '3.25\n%s\n' "$version" | sort -V | head -n 1) == 3.25 ]] ||
+    fail "CMake is $version; 3.25 or later is needed: https://cmake.org/download"
+}
+
 run_tests() {
   install_packages
+  check_cmake
   find_nvcc
   say "nvcc: $CUDACXX"
   cmake --preset "$preset"
-  cmake --build --preset "$preset" --parallel "$(jobs)"
+  cmake --build --preset "$preset" --parallel "$(parallel_jobs)"
   if [[ -s build/$preset/left_out.txt ]]; then
     sed 's/^/holdfast: left out: /' "build/$preset/left_out.txt"
     echo
   fi
   # Last, so that the closing line of ctest ends the output. GPU tests show as skipped without a GPU.
-  ctest --preset "$preset" --parallel "$(jobs)"
+  ctest --preset "$preset" --parallel "$(parallel_jobs)"
 }
 
 case ${1-} in

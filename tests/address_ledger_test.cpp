@@ -389,7 +389,9 @@ TEST(AddressLedger, ListingsAreWholeWhileOtherThreadsWrite) {
     std::vector<std::jthread> writers;
     for (int writer = 0; writer < 4; ++writer) {
       writers.emplace_back([&ledger, &stop] {
-        while (!stop.load()) ledger.enter(range("passing", 0x9000)).retire();
+        for (int round = 0; round < 20'000 && !stop.load(); ++round) {
+          ledger.enter(range("passing", 0x9000)).retire();
+        }
       });
     }
     std::uint64_t forgotten = 0;

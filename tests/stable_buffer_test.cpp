@@ -1051,6 +1051,21 @@ TEST_F(StableBufferOnTwoDevices, AnotherDevicesStreamOrSourceIsRefused) {
   EXPECT_EQ(buffer.state(), State::live);
 }
 
+TEST_F(StableBufferOnTwoDevices, RecordNeedsTheBuffersDeviceToBeCurrent) {
+  Buffer buffer(kName, *memory1);
+  buffer.finalize(recipe1(), stream1);
+  ok(cudaStreamSynchronize(stream1));
+  const Graph refused(stream, [&] {
+    expect_refused(Rule::device_mismatch,
+                   [&] { buffer.finalize(recipe1(), Capture::record, stream); }, {kName, "device 1"});
+  });
+  EXPECT_EQ(refused.nodes(), 0U);
+  ok(cudaSetDevice(1));
+  const Graph recorded(stream1, [&] { buffer.finalize(recipe1(), Capture::record, stream1); });
+  EXPECT_EQ(recorded.nodes(), 1U);
+  ok(cudaSetDevice(0));
+}
+
 TEST_F(StableBufferOnTwoDevices, DeviceIsRestoredWhenTheRecipeThrows) {
   Buffer buffer(kName, *memory1);
   int seen = -1;

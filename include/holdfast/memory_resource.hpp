@@ -18,6 +18,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cuda_runtime_api.h>
+#include <memory>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -45,7 +46,7 @@ class ResourceRef {
  public:
   template <class R>
     requires(MemoryResource<R> && !std::same_as<std::remove_cv_t<R>, ResourceRef>)
-  ResourceRef(R& resource) noexcept : resource_(&resource), calls_(&kCalls<R>) {}
+  ResourceRef(R& resource) noexcept : resource_(std::addressof(resource)), calls_(&kCalls<R>) {}
 
   [[nodiscard]] void* allocate(std::size_t bytes) { return calls_->allocate(resource_, bytes); }
   void deallocate(void* address, std::size_t bytes) noexcept {
@@ -81,19 +82,19 @@ class DeviceResource {
  public:
   /// On the current device. \throws CudaError.
   DeviceResource() : DeviceResource(detail::current_device()) {}
-  explicit DeviceResource(int device) noexcept : device_(device) {}
+  explicit DeviceResource(int device) : device_(device) {}
   ~DeviceResource() = default;
   DeviceResource(const DeviceResource&) = delete;  // buffers hold its address
   DeviceResource& operator=(const DeviceResource&) = delete;
 
   /// \throws OutOfMemory, CudaError. \stream allowed while capturing; disturbs no capture.
   [[nodiscard]] void* allocate(std::size_t bytes) {
-    const auto what = [&] {
+    const auto what = [this, bytes] {
       return "DeviceResource: allocating " + std::to_string(bytes) + " bytes on device " +
              std::to_string(device_);
     };
-    const detail::DeviceGuard on_device(device_);
     const detail::RelaxedCapture relaxed;
+    const detail::DeviceGuard on_device(device_);
     check(relaxed.status(), what);  // without it cudaMalloc could break another thread's capture
     void* address = nullptr;
     check(cudaMalloc(&address, bytes), what);
@@ -102,8 +103,8 @@ class DeviceResource {
 
   /// \stream waits for the device; allowed while capturing; disturbs no capture.
   void deallocate(void* address, std::size_t bytes) noexcept {
-    const detail::DeviceGuard on_device(device_, std::nothrow);
     const detail::RelaxedCapture relaxed;
+    const detail::DeviceGuard on_device(device_, std::nothrow);
     if (relaxed.active() && detail::succeeded(cudaFree(address))) return;
     leaked_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }

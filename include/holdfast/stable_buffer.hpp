@@ -127,7 +127,7 @@ class StableStorage {
 
   [[nodiscard]] std::size_t byte_count(const char* operation, const Shape& shape) const;
   void expects_unallocated(const char* operation) const;
-  void expects_stream(const char* operation, cudaStream_t stream) const;
+  void expects_device(const char* operation, int found) const;
   void expects_sources(std::span<const ByteRange> sources) const;
   void expects_not_capturing(const char* operation, cudaStream_t stream) const;
   void enter(Allocation& fresh) const;
@@ -156,8 +156,8 @@ inline StableStorage::~StableStorage() {
   void* const held = address();
   if (held == nullptr) return;
   {
-    const DeviceGuard on_device(device(), std::nothrow);
     const RelaxedCapture relaxed;
+    const DeviceGuard on_device(device(), std::nothrow);
     if (relaxed.active()) {
       fills_.synchronize();
       uses_.synchronize();
@@ -173,7 +173,7 @@ inline StableStorage::~StableStorage() {
 
 inline const Shape& StableStorage::shape() const {
   expects(state() != State::empty, Rule::not_allocated,
-          [&] { return says("shape", "the buffer has none before allocate, adopt or finalize"); });
+          [this] { return says("shape", "the buffer has none before allocate, adopt or finalize"); });
   return shape_;
 }
 
@@ -185,25 +185,27 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
   const std::size_t bytes = byte_count("finalize", shape);
   const CaptureState capturing = capture_state(stream);
   if (first) {
-    expects(capturing == CaptureState::none, Rule::allocation_in_capture, [&] {
+    expects(capturing == CaptureState::none, Rule::allocation_in_capture, [this] {
       return says("finalize", "the stream is being captured, and a first finalize allocates; call "
                               "finalize or allocate before capture");
     });
   } else {
-    expects(shape == shape_, Rule::shape_mismatch, [&] {
+    expects(shape == shape_, Rule::shape_mismatch, [this, &shape] {
       return says("finalize", "expected shape " + to_string(shape_) + ", found " + to_string(shape) +
                                   "; the shape is fixed for life, because captured graphs hold the "
                                   "address: use another buffer and capture again");
     });
     expects(capturing == CaptureState::none ||
                 (capturing == CaptureState::active && capture == Capture::record),
-            Rule::refit_in_capture, [&] {
+            Rule::refit_in_capture, [this] {
               return says("finalize",
                           "the stream is being captured; refit before capture or after it, or pass "
                           "Capture::record to have every replay recompute the contents");
             });
   }
-  expects_stream("finalize", stream);
+  // A captured stream must not be asked for its device; a capture is of the current one.
+  expects_device("finalize", capturing == CaptureState::none ? stream_device(stream)
+                                                             : current_device());
   expects_sources(sources);
 
   const DeviceGuard on_device(device());
@@ -256,11 +258,11 @@ inline void StableStorage::allocate(const Shape& shape) {
 inline void StableStorage::adopt(void* address, const TensorView& view) {
   const Changing changing(*this, "adopt");
   expects_unallocated("adopt");
-  expects(view.is_contiguous(), Rule::not_contiguous, [&] {
+  expects(view.is_contiguous(), Rule::not_contiguous, [this, &view] {
     return says("adopt", "expected a row-major tensor without gaps, found shape " +
                              to_string(view.shape()) + " with strides " + to_string(view.strides()));
   });
-  expects(view.device() == device(), Rule::device_mismatch, [&] {
+  expects(view.device() == device(), Rule::device_mismatch, [this, &view] {
     return says("adopt", "expected memory of device " + std::to_string(device()) +
                              ", found a tensor on device " + std::to_string(view.device()));
   });
@@ -269,9 +271,9 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
   if (bytes > 0) {
     cudaPointerAttributes found{};
     check(cudaPointerGetAttributes(&found, address),
-          [&] { return says("adopt", "asking what the address is"); });
+          [this] { return says("adopt", "asking what the address is"); });
     const bool on_device = found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
-    expects(on_device && found.device == device(), Rule::device_mismatch, [&] {
+    expects(on_device && found.device == device(), Rule::device_mismatch, [this, &found, on_device] {
       return says("adopt", "expected memory of device " + std::to_string(device()) + ", found " +
                                (on_device ? "memory of device " + std::to_string(found.device)
                                           : std::string("an address that is no device memory")));
@@ -291,29 +293,29 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
 }
 
 inline void StableStorage::mark_use(cudaStream_t stream) {
-  expects(state() != State::empty, Rule::not_allocated, [&] {
+  expects(state() != State::empty, Rule::not_allocated, [this] {
     return says("mark_use", "the buffer has no address yet, so nothing can have read it");
   });
   expects_not_capturing("mark_use", stream);
-  expects_stream("mark_use", stream);
+  expects_device("mark_use", stream_device(stream));
   if (bytes_ == 0) return;
   const DeviceGuard on_device(device());
   uses_.record(stream);
 }
 
 inline void StableStorage::wait_ready(cudaStream_t stream) const {
-  expects(state() != State::empty, Rule::not_allocated, [&] {
+  expects(state() != State::empty, Rule::not_allocated, [this] {
     return says("wait_ready", "the buffer has no address yet; finalize it first");
   });
   expects_not_capturing("wait_ready", stream);
-  expects_stream("wait_ready", stream);
+  expects_device("wait_ready", stream_device(stream));
   fills_.order_before(stream);
 }
 
 inline std::size_t StableStorage::byte_count(const char* operation, const Shape& shape) const {
   const std::int64_t bytes =
       multiply(shape.elements(), static_cast<std::int64_t>(element_bytes_));
-  expects(bytes >= 0, Rule::size_overflow, [&] {
+  expects(bytes >= 0, Rule::size_overflow, [this, operation, &shape] {
     return says(operation, "shape " + to_string(shape) + " with elements of " +
                                std::to_string(element_bytes_) +
                                " bytes: the size in bytes does not fit 63 bits; split the buffer");
@@ -322,15 +324,14 @@ inline std::size_t StableStorage::byte_count(const char* operation, const Shape&
 }
 
 inline void StableStorage::expects_unallocated(const char* operation) const {
-  expects(state() == State::empty, Rule::already_allocated, [&] {
+  expects(state() == State::empty, Rule::already_allocated, [this, operation] {
     return says(operation, "the buffer already has shape " + to_string(shape_) +
                                " and an address that graphs may hold; use another buffer");
   });
 }
 
-inline void StableStorage::expects_stream(const char* operation, cudaStream_t stream) const {
-  const int found = stream_device(stream);
-  expects(found == device(), Rule::device_mismatch, [&] {
+inline void StableStorage::expects_device(const char* operation, int found) const {
+  expects(found == device(), Rule::device_mismatch, [this, operation, found] {
     return says(operation, "expected a stream of device " + std::to_string(device()) +
                                ", found one of device " + std::to_string(found));
   });
@@ -340,12 +341,12 @@ inline void StableStorage::expects_sources(std::span<const ByteRange> sources) c
   const auto* const begin = static_cast<const std::byte*>(address());
   const ByteRange target{begin, begin + bytes_, device()};
   for (const ByteRange& source : sources) {
-    expects(source.device == device(), Rule::device_mismatch, [&] {
+    expects(source.device == device(), Rule::device_mismatch, [this, &source] {
       return says("finalize", "expected sources on device " + std::to_string(device()) +
                                   ", found one on device " + std::to_string(source.device) +
                                   "; copy it over first");
     });
-    expects(!source.overlaps(target), Rule::source_overlaps_target, [&] {
+    expects(!source.overlaps(target), Rule::source_overlaps_target, [this] {
       return says("finalize", "a source overlaps the buffer, so a second refit would read the first "
                               "one's result; keep the source elsewhere");
     });
@@ -353,7 +354,7 @@ inline void StableStorage::expects_sources(std::span<const ByteRange> sources) c
 }
 
 inline void StableStorage::expects_not_capturing(const char* operation, cudaStream_t stream) const {
-  expects(capture_state(stream) == CaptureState::none, Rule::mark_in_capture, [&] {
+  expects(capture_state(stream) == CaptureState::none, Rule::mark_in_capture, [this, operation] {
     return says(operation, "the stream is being captured; call it before capture, or after a replay");
   });
 }
@@ -382,7 +383,7 @@ inline void StableStorage::mark_filled(cudaStream_t stream) {
   } catch (const CudaError&) {
     const RelaxedCapture relaxed;  // this thread may be capturing another stream
     if (!relaxed.active()) throw;
-    check(cudaStreamSynchronize(stream), [&] { return says("finalize", "waiting for the fill"); });
+    check(cudaStreamSynchronize(stream), [this] { return says("finalize", "waiting for the fill"); });
   }
 }
 
@@ -403,8 +404,9 @@ inline void StableStorage::mark_filled(cudaStream_t stream) {
 /// - An empty shape is legal: nothing is allocated or launched, and data() is null.
 /// - Observers may be called from any thread. Two operations that change the buffer at once: one of
 ///   them throws RefitError busy.
-/// - Handle 0 as a stream means the legacy stream. A stream must belong to the buffer's device. The
-///   caller's current device is restored, also on errors.
+/// - Handle 0 as a stream means the legacy stream. A stream must belong to the buffer's device (a
+///   captured one cannot be asked, so then the current device must be the buffer's). The caller's
+///   current device is restored, also on errors.
 ///
 /// `T` is trivially copyable. `memory` must outlive the buffer.
 template <class T>
@@ -473,7 +475,7 @@ class StableBuffer {
     const Shape shape = recipe.shape();
     const auto sources = recipe.sources();
     storage("finalize").finalize(shape, std::span<const ByteRange>(sources), capture, handle,
-                                 [&](void* out) { recipe(static_cast<T*>(out), cuda::stream_ref{handle}); });
+                                 [&recipe, handle](void* out) { recipe(static_cast<T*>(out), cuda::stream_ref{handle}); });
   }
 
   /// Fixes address and shape before any source exists, so that graphs can be captured first. The state
@@ -508,7 +510,7 @@ class StableBuffer {
 
  private:
   [[nodiscard]] detail::StableStorage& storage(const char* operation) const {
-    expects(storage_ != nullptr, Rule::moved_from, [&] {
+    expects(storage_ != nullptr, Rule::moved_from, [operation] {
       return std::string("StableBuffer: ") + operation +
              ": the buffer was moved away; use the one that it was moved to";
     });

@@ -67,7 +67,7 @@ class Axes {
  public:
   constexpr Axes() = default;
   explicit Axes(std::span<const std::int64_t> values) {
-    expects(values.size() <= kMaxRank, Rule::unsupported_shape, [&] {
+    expects(values.size() <= kMaxRank, Rule::unsupported_shape, [values] {
       return "tensor: rank " + std::to_string(values.size()) + " is above the supported " +
              std::to_string(kMaxRank) + "; merge axes";
     });
@@ -115,7 +115,7 @@ class Shape {
   explicit Shape(std::span<const std::int64_t> extents) : extents_(extents) {
     bool empty = false;
     for (const std::int64_t extent : extents_) {
-      expects(extent >= 0, Rule::unsupported_shape, [&] {
+      expects(extent >= 0, Rule::unsupported_shape, [this] {
         return "shape " + detail::to_string(extents_) + ": an extent is negative; expected 0 or more";
       });
       empty |= extent == 0;
@@ -126,7 +126,7 @@ class Shape {
     }
     for (const std::int64_t extent : extents_) {
       elements_ = detail::multiply(elements_, extent);
-      expects(elements_ > 0, Rule::size_overflow, [&] {
+      expects(elements_ > 0, Rule::size_overflow, [this] {
         return "shape " + detail::to_string(extents_) +
                ": the number of elements does not fit 63 bits; split the tensor";
       });
@@ -201,8 +201,9 @@ struct ByteRange {
 /// A view made from `const T*` is read-only and stays so; one made from `T*` may also be adopted as
 /// the storage of a StableBuffer.
 /// \throws ContractError on construction: null_pointer (no address for at least one element),
-///   unsupported_shape (strides of another rank), size_overflow (an element's byte offset does not
-///   fit int64), misaligned (address not a multiple of alignof(T)), device_mismatch (device below 0).
+///   unsupported_shape (strides of another rank), size_overflow (the elements span 2^63 bytes or more,
+///   or reach beyond the address space), misaligned (address not a multiple of alignof(T)),
+///   device_mismatch (device below 0).
 class TensorView {
  public:
   /// Row-major without gaps. `device` is the ordinal whose kernels read the memory; for pinned host
@@ -219,6 +220,9 @@ class TensorView {
                    device) {
     static_assert(!std::is_void_v<T>, "a view needs an element type");
     static_assert(!std::is_volatile_v<T>, "views of volatile memory are not supported");
+    if constexpr (kElementType<std::remove_cv_t<T>> == ElementType::opaque) {
+      static_assert(std::is_trivially_copyable_v<T>, "elements are copied as bytes");
+    }
   }
 
   [[nodiscard]] const void* data() const noexcept { return data_; }
@@ -232,7 +236,7 @@ class TensorView {
   template <class T>
   [[nodiscard]] T* writable_data_as() const {
     expects_type<T>();
-    expects(!read_only_, Rule::read_only, [&] {
+    expects(!read_only_, Rule::read_only, [this] {
       return "tensor " + to_string(shape_) + ": the view was made from a pointer to const; make it "
              "from a writable pointer";
     });
@@ -284,7 +288,7 @@ class TensorView {
     }
     expects(axes.size() == static_cast<std::size_t>(shape_.rank()) && place == axes.size() &&
                 seen == (1U << static_cast<unsigned>(shape_.rank())) - 1U,
-            Rule::unsupported_shape, [&] {
+            Rule::unsupported_shape, [this] {
               return "permute of tensor " + to_string(shape_) +
                      ": expected every axis of 0.." + std::to_string(shape_.rank() - 1) + " once";
             });
@@ -296,7 +300,7 @@ class TensorView {
   [[nodiscard]] TensorView slice(int axis, std::int64_t start, std::int64_t length) const {
     expects(axis >= 0 && axis < shape_.rank() && start >= 0 && length >= 0 &&
                 start <= shape_[axis] && length <= shape_[axis] - start,
-            Rule::unsupported_shape, [&] {
+            Rule::unsupported_shape, [this, axis, start, length] {
               return "slice of tensor " + to_string(shape_) + ": axis " + std::to_string(axis) +
                      ", start " + std::to_string(start) + ", length " + std::to_string(length) +
                      " lies outside";
@@ -318,7 +322,7 @@ class TensorView {
   [[nodiscard]] TensorView unflatten(int axis, const Shape& parts) const {
     expects(axis >= 0 && axis < shape_.rank() && parts.elements() == shape_[axis] &&
                 shape_.rank() - 1 + parts.rank() <= kMaxRank,
-            Rule::unsupported_shape, [&] {
+            Rule::unsupported_shape, [this, axis, &parts] {
               return "unflatten of tensor " + to_string(shape_) + ": axis " + std::to_string(axis) +
                      " does not split into " + to_string(parts);
             });
@@ -329,7 +333,9 @@ class TensorView {
     for (int i = 0; i < shape_.rank(); ++i) {
       for (int part = 0; part < (i == axis ? parts.rank() : 1); ++part) {
         extents[place] = i == axis ? parts[part] : shape_[i];
-        strides[place++] = i == axis ? within[part] * strides_[i] : strides_[i];
+        // The stride of an axis of one element is never taken, nor any of no elements: neither need fit.
+        const bool steps = i == axis && parts[part] > 1 && shape_.elements() > 0;
+        strides[place++] = steps ? within[part] * strides_[i] : strides_[i];
       }
     }
     return relaid(data_, std::span(extents).first(place), std::span(strides).first(place));
@@ -352,45 +358,53 @@ class TensorView {
         device_(device),
         type_(type),
         read_only_(read_only) {
-    expects(device >= 0, Rule::device_mismatch, [&] {
+    expects(device >= 0, Rule::device_mismatch, [&shape, device] {
       return "tensor " + to_string(shape) + ": device " + std::to_string(device) +
              "; expected a device ordinal, 0 or more";
     });
-    expects(strides.rank() == shape.rank(), Rule::unsupported_shape, [&] {
+    expects(strides.rank() == shape.rank(), Rule::unsupported_shape, [&shape, &strides] {
       return "tensor " + to_string(shape) + ": strides " + to_string(strides) +
              " are of another rank; give one stride for each axis";
     });
-    expects(data != nullptr || shape.elements() == 0, Rule::null_pointer, [&] {
+    expects(data != nullptr || shape.elements() == 0, Rule::null_pointer, [&shape] {
       return "tensor " + to_string(shape) + ": the address is null; expected " +
              std::to_string(shape.elements()) + " elements (was the source released?)";
     });
-    expects(reinterpret_cast<std::uintptr_t>(data) % alignment == 0, Rule::misaligned, [&] {
+    expects(reinterpret_cast<std::uintptr_t>(data) % alignment == 0, Rule::misaligned, [&shape, alignment, type] {
       return "tensor " + to_string(shape) + ": the address is not a multiple of " +
              std::to_string(alignment) + " bytes, the alignment of " + to_string(type);
     });
-    expects(offsets_fit(), Rule::size_overflow, [&] {
+    expects(spans_addresses(), Rule::size_overflow, [&shape, &strides] {
       return "tensor " + to_string(shape) + " with strides " + to_string(strides) +
-             ": a byte offset does not fit 63 bits";
+             ": the elements span 2^63 bytes or more, or reach beyond the address space";
     });
   }
 
-  [[nodiscard]] bool offsets_fit() const noexcept {
+  /// Whether every element lies at an address, and all of them within 2^63 bytes.
+  [[nodiscard]] bool spans_addresses() const noexcept {
     if (shape_.elements() == 0) return true;
     constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
-    std::int64_t reach = 1;  // elements between the lowest and the end of the highest one
+    std::int64_t below = 0;  // elements from the lowest one to data_
+    std::int64_t above = 1;  // elements from data_ to the end of the highest one
     for (int axis = 0; axis < shape_.rank(); ++axis) {
+      if (shape_[axis] == 1) continue;
       if (strides_[axis] == std::numeric_limits<std::int64_t>::min()) return false;
       const std::int64_t distance = strides_[axis] < 0 ? -strides_[axis] : strides_[axis];
-      const std::int64_t span = detail::multiply(shape_[axis] - 1, distance);
-      if (span < 0 || span > kMax - reach) return false;
-      reach += span;
+      const std::int64_t reach = detail::multiply(shape_[axis] - 1, distance);
+      if (reach < 0 || reach > kMax - below - above) return false;
+      (strides_[axis] < 0 ? below : above) += reach;
     }
-    return detail::multiply(reach, element_bytes_) >= 0;
+    if (detail::multiply(below + above, element_bytes_) < 0) return false;
+    const auto address = reinterpret_cast<std::uintptr_t>(data_);
+    return static_cast<std::uintptr_t>(below * element_bytes_) <= address &&
+           static_cast<std::uintptr_t>(above * element_bytes_) <=
+               std::numeric_limits<std::uintptr_t>::max() - address;
   }
 
   template <class T>
   void expects_type() const {
-    expects(type_ == kElementType<T> && element_bytes_ == kElementSize<T>, Rule::type_mismatch, [&] {
+    static_assert(!std::is_const_v<T>, "name the element type itself: data_as<float>()");
+    expects(type_ == kElementType<T> && element_bytes_ == kElementSize<T>, Rule::type_mismatch, [this] {
       return "tensor " + to_string(shape_) + ": the elements are " + to_string(type_) + " of " +
              std::to_string(element_bytes_) + " bytes; expected " + to_string(kElementType<T>) +
              " of " + std::to_string(kElementSize<T>);

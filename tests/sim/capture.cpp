@@ -6,10 +6,10 @@
 // A stream joins a capture by waiting for one of its events and leaves when the capture ends. A
 // refused call invalidates each capture that forbade it. Loading of kernels on first use, which
 // CUDA can refuse, is not modelled.
+#include "state.hpp"
+
 #include <algorithm>
 #include <set>
-
-#include "state.hpp"
 
 namespace sim::detail {
 namespace {
@@ -56,35 +56,44 @@ bool joined(const Capture& capture) {
       });
 }
 
+// All streams leave the capture, and its events are of no use any more.
+void terminate(Capture& capture) {
+  for (const Ref<Stream>& member : state().all_streams) {
+    if (member->capture.get() != &capture) continue;
+    member->capture = Ref<Capture>();
+    member->frontier.clear();
+  }
+  capture.origin = nullptr;
+  capture.graph->capturing = false;
+  std::erase(state().captures, Ref<Capture>(&capture));
+}
+
 cudaError_t end(cudaStream_t handle, cudaGraph_t* out) {
-  if (out == nullptr) return cudaErrorInvalidValue;
   Stream* stream = find_stream(handle);
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  if (out != nullptr) *out = nullptr;
   if (!stream->capture) return cudaErrorIllegalState;
+  if (out == nullptr) return cudaErrorInvalidValue;
   const Ref<Capture> capture = stream->capture;
   if (capture->origin != stream) {
     invalidate(*capture);
     return cudaErrorStreamCaptureUnmatched;
   }
   const bool relaxed = capture->mode == cudaStreamCaptureModeRelaxed;
-  if (!relaxed && capture->thread != this_thread().id) return cudaErrorStreamCaptureWrongThread;
-
   cudaError_t code = cudaSuccess;
-  if (!capture->valid) {
+  if (!relaxed && capture->thread != this_thread().id) {
+    code = cudaErrorStreamCaptureWrongThread;
+  } else if (!capture->valid) {
     code = cudaErrorStreamCaptureInvalidated;
   } else if (!joined(*capture)) {
     code = cudaErrorStreamCaptureUnjoined;
   }
-  for (const Ref<Stream>& member : state().all_streams) {
-    if (member->capture != capture) continue;
-    member->capture = Ref<Capture>();
-    member->frontier.clear();
+  terminate(*capture);
+  if (code == cudaSuccess) {
+    *out = capture->graph->handle;
+  } else {
+    destroy_graph(*capture->graph);
   }
-  capture->origin = nullptr;
-  capture->graph->capturing = false;
-  std::erase(state().captures, capture);
-  if (code != cudaSuccess) destroy_graph(*capture->graph);
-  *out = code == cudaSuccess ? capture->graph->handle : nullptr;
   return code;
 }
 
@@ -148,6 +157,18 @@ cudaError_t check_legacy(const Stream& stream, bool invalidating) {
     code = cudaErrorStreamCaptureImplicit;
   }
   return code;
+}
+
+void leave_capture(Stream& stream) {
+  if (!stream.capture) return;
+  const Ref<Capture> capture = stream.capture;
+  if (capture->origin == &stream) {
+    terminate(*capture);
+    destroy_graph(*capture->graph);
+  } else {
+    stream.capture = Ref<Capture>();
+    stream.frontier.clear();
+  }
 }
 
 cudaError_t submit(Stream& stream, cudaGraphNodeType type, Work body) {

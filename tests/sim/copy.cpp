@@ -7,9 +7,9 @@
 // see them. A copy from pageable host memory takes its bytes at the call, unless captured. Calls
 // that CUDA documents as not waiting for the device (a copy within devices, setting device memory)
 // do not wait here either.
-#include <cstring>
-
 #include "state.hpp"
+
+#include <cstring>
 
 namespace sim::detail {
 namespace {
@@ -18,40 +18,43 @@ bool is_device(const Allocation* allocation) {
   return allocation != nullptr && allocation->type == cudaMemoryTypeDevice;
 }
 
-// Whether [pointer, pointer + size) may be one end of a copy that says the end is, or is not, on a
-// device.
-bool valid_end(const void* pointer, std::size_t size, bool says_device, bool says_host) {
+// Whether [pointer, pointer + size) may be one end of a copy. With unified addresses the pointer
+// decides, except that pageable memory cannot be said to be on a device.
+bool valid_end(const void* pointer, std::size_t size, bool says_device) {
   if (pointer == nullptr) return false;
   const Allocation* allocation = find_allocation(pointer);
   if (allocation == nullptr) return !says_device;
-  if (says_host && is_device(allocation)) return false;
   const auto* base = static_cast<const char*>(allocation->base);
   const auto offset = static_cast<std::size_t>(static_cast<const char*>(pointer) - base);
   return size <= allocation->size - offset;
+}
+
+// A synchronous call may not wait for a stream that captures.
+cudaError_t check_synchronous(const Stream& stream) {
+  if (!stream.capture) return cudaSuccess;
+  invalidate(*stream.capture);
+  return cudaErrorStreamCaptureUnsupported;
 }
 
 }  // namespace
 
 cudaError_t copy(Lock& lock, void* to, const void* from, std::size_t size, cudaMemcpyKind kind,
                  cudaStream_t stream_handle, bool synchronous) {
+  Stream* stream = find_stream(stream_handle);
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  if (size == 0) return cudaSuccess;
   if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) {
     return cudaErrorInvalidMemcpyDirection;
   }
-  Stream* stream = find_stream(stream_handle);
-  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-  const bool infer = kind == cudaMemcpyDefault;
   const bool to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
   const bool from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-  if (size != 0 && (!valid_end(to, size, to_device, !infer && !to_device) ||
-                    !valid_end(from, size, from_device, !infer && !from_device))) {
+  if (!valid_end(to, size, to_device) || !valid_end(from, size, from_device)) {
     return cudaErrorInvalidValue;
   }
   if (synchronous) {
-    cudaError_t code = check_legacy(*stream, true);
-    if (code == cudaSuccess) code = check_unsafe();
+    const cudaError_t code = check_synchronous(*stream);
     if (code != cudaSuccess) return code;
   }
-  if (size == 0) return cudaSuccess;
 
   Work body = [to, from, size] { std::memcpy(to, from, size); };
   const bool pageable = find_allocation(from) == nullptr;
@@ -72,13 +75,12 @@ cudaError_t set(Lock& lock, void* to, int value, std::size_t size, cudaStream_t 
                 bool synchronous) {
   Stream* stream = find_stream(stream_handle);
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
-  if (size != 0 && !valid_end(to, size, true, false)) return cudaErrorInvalidValue;
+  if (size == 0) return cudaSuccess;
+  if (!valid_end(to, size, true)) return cudaErrorInvalidValue;
   if (synchronous) {
-    cudaError_t code = check_legacy(*stream, true);
-    if (code == cudaSuccess) code = check_unsafe();
+    const cudaError_t code = check_synchronous(*stream);
     if (code != cudaSuccess) return code;
   }
-  if (size == 0) return cudaSuccess;
   const bool on_device = is_device(find_allocation(to));
   const cudaError_t code =
       submit(*stream, cudaGraphNodeTypeMemset, [to, value, size] { std::memset(to, value, size); });

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The two devices and what they say of themselves: a plausible Hopper, not a particular one.
-#include <cstring>
-
 #include "state.hpp"
+
+#include <cstring>
 
 namespace sim::detail {
 namespace {

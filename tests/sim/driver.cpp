@@ -6,9 +6,9 @@
 // One table row per signature: the name, the CUDA version that introduced the signature, and the
 // function. A row for a later version of a name shadows an earlier one when that version is asked
 // for.
-#include <cstring>
-
 #include "state.hpp"
+
+#include <cstring>
 
 namespace sim::detail {
 namespace {
@@ -25,23 +25,14 @@ CUresult pointer_attribute(void* out, CUpointer_attribute attribute, CUdeviceptr
   if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const bool on_device = allocation->type == cudaMemoryTypeDevice;
   switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-      put(out, allocation->buffer_id);
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      put(out, allocation->base);
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      put(out, allocation->size);
-      return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      put(out, allocation->device);
-      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID: put(out, allocation->buffer_id); return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: put(out, allocation->base); return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: put(out, allocation->size); return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: put(out, allocation->device); return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       put(out, on_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
       return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_NOT_SUPPORTED;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
   }
 }
 

@@ -5,9 +5,9 @@
 //
 // A record replaces the state; a wait takes the state at the time of the call. An event that was
 // never recorded counts as complete. Timing runs on a clock that counts finished work, not on time.
-#include <algorithm>
-
 #include "state.hpp"
+
+#include <algorithm>
 
 namespace sim::detail {
 namespace {
@@ -59,7 +59,7 @@ bool ongoing(const Ref<Capture>& capture) { return capture->origin != nullptr; }
 cudaError_t join(Stream& stream, const Event& event) {
   if (!ongoing(event.capture)) {
     if (stream.capture) invalidate(*stream.capture);
-    return cudaErrorStreamCaptureIsolation;
+    return cudaErrorInvalidValue;
   }
   if (!event.capture->valid) return cudaErrorStreamCaptureInvalidated;
   if (stream.capture && stream.capture != event.capture) {
@@ -81,13 +81,17 @@ cudaError_t join(Stream& stream, const Event& event) {
 }
 
 cudaError_t wait(cudaStream_t stream_handle, cudaEvent_t handle, unsigned flags) {
-  if (flags != cudaEventWaitDefault) return cudaErrorInvalidValue;
+  if (flags != cudaEventWaitDefault && flags != cudaEventWaitExternal) return cudaErrorInvalidValue;
   Event* event = find_event(handle);
   Stream* stream = find_stream(stream_handle);
   if (event == nullptr || stream == nullptr) return cudaErrorInvalidResourceHandle;
+  if (flags == cudaEventWaitExternal) {  // a node of its own kind, which is not modelled
+    return stream->capture ? cudaErrorNotSupported : cudaErrorIllegalState;
+  }
   if (stream->capture && !stream->capture->valid) return cudaErrorStreamCaptureInvalidated;
   if (event->capture) return join(*stream, *event);
   if (stream->capture) {
+    if (!event->record) return cudaSuccess;
     invalidate(*stream->capture);
     return cudaErrorStreamCaptureIsolation;
   }
@@ -97,9 +101,18 @@ cudaError_t wait(cudaStream_t stream_handle, cudaEvent_t handle, unsigned flags)
   return cudaSuccess;
 }
 
+// What asking about an event gets that was last recorded in a capture, ended or not.
+cudaError_t check_captured(const Event& event, bool invalidating) {
+  if (!event.capture) return cudaSuccess;
+  if (!ongoing(event.capture)) return cudaErrorInvalidValue;
+  if (invalidating) invalidate(*event.capture);
+  return cudaErrorCapturedEvent;
+}
+
 // What synchronizing or querying an event gets while captures are about.
 cudaError_t check_wait(const Event& event) {
-  return event.capture ? cudaErrorCapturedEvent : check_unsafe();
+  const cudaError_t code = check_captured(event, true);
+  return code != cudaSuccess ? code : check_unsafe();
 }
 
 cudaError_t elapsed(float* milliseconds, cudaEvent_t start_handle, cudaEvent_t end_handle) {
@@ -107,7 +120,10 @@ cudaError_t elapsed(float* milliseconds, cudaEvent_t start_handle, cudaEvent_t e
   const Event* end = find_event(end_handle);
   if (milliseconds == nullptr) return cudaErrorInvalidValue;
   if (start == nullptr || end == nullptr) return cudaErrorInvalidResourceHandle;
-  if (start->capture || end->capture) return cudaErrorCapturedEvent;
+  for (const Event* event : {start, end}) {
+    const cudaError_t code = check_captured(*event, false);
+    if (code != cudaSuccess) return code;
+  }
   const bool timed = ((start->flags | end->flags) & cudaEventDisableTiming) == 0;
   if (!timed || !start->record || !end->record) return cudaErrorInvalidResourceHandle;
   if (!done(start->record) || !done(end->record)) return cudaErrorNotReady;

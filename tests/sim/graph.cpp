@@ -6,11 +6,11 @@
 // An executable owns copies of the nodes' work, so the graph may go first. Its launches are ordered
 // after each other. Nodes run one at a time, in the order of capture or in one chosen by the
 // schedule's seed; for TSan, unordered nodes are unordered.
+#include "state.hpp"
+
 #include <algorithm>
 #include <memory>
 #include <numeric>
-
-#include "state.hpp"
 
 namespace sim::detail {
 namespace {
@@ -80,7 +80,7 @@ cudaError_t instantiate(cudaGraphExec_t* out, cudaGraph_t handle, unsigned long 
   constexpr unsigned long long kKnown =
       cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUpload |
       cudaGraphInstantiateFlagDeviceLaunch | cudaGraphInstantiateFlagUseNodePriority;
-  if (out == nullptr || graph == nullptr || graph->capturing || (flags & ~kKnown) != 0) {
+  if (out == nullptr || graph == nullptr || (flags & ~kKnown) != 0) {
     return cudaErrorInvalidValue;
   }
   const cudaError_t code = check_unsafe();
@@ -97,9 +97,12 @@ cudaError_t launch_graph(cudaGraphExec_t handle, cudaStream_t stream_handle) {
   if (!executable) return cudaErrorInvalidValue;
   Stream* stream = find_stream(stream_handle);
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  if (stream->capture) {  // no child graph: the call is refused
+    invalidate(*stream->capture);
+    return cudaErrorStreamCaptureUnsupported;
+  }
   std::vector<std::size_t> order = choose_order(executable->steps);
   Work body = [executable, order = std::move(order)] { replay(executable->steps, order); };
-  if (stream->capture) return submit(*stream, cudaGraphNodeTypeGraph, std::move(body));
   const cudaError_t code = check_legacy(*stream, true);
   if (code != cudaSuccess) return code;
   std::vector<Ref<Item>> after;
@@ -195,7 +198,10 @@ cudaError_t cudaGraphDestroy(cudaGraph_t handle) {
 
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t handle) {
   return api("cudaGraphExecDestroy", [&](Lock&) {
-    if (state().executables.erase(handle) == 0) return cudaErrorInvalidValue;
+    if (state().executables.count(handle) == 0) return cudaErrorInvalidValue;
+    const cudaError_t code = check_unsafe();
+    if (code != cudaSuccess) return code;
+    state().executables.erase(handle);
     state().executable_handles.give_back(handle);
     return cudaSuccess;
   });

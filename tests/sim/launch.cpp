@@ -8,11 +8,11 @@
 // linkage in each translation unit, so a launch whose own stub has no route looks for one with the
 // same device name. Launch attributes (programmatic launch, clusters) are accepted and mean
 // nothing.
+#include "state.hpp"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-
-#include "state.hpp"
 
 namespace sim {
 namespace detail {

@@ -6,10 +6,10 @@
 // Each allocation is heap memory of exactly the size asked for, so that ASan sees overruns and use
 // after free, and is filled with a pattern that no test mistakes for data. Freeing waits for the
 // device, as CUDA does.
+#include "state.hpp"
+
 #include <cstdlib>
 #include <cstring>
-
-#include "state.hpp"
 
 namespace sim::detail {
 namespace {
@@ -34,10 +34,13 @@ std::size_t available(int device) {
 
 cudaError_t allocate(void** out, std::size_t size, cudaMemoryType type) {
   if (out == nullptr) return cudaErrorInvalidValue;
+  if (size == 0) {
+    *out = nullptr;
+    return cudaSuccess;
+  }
   const cudaError_t code = check_unsafe();
   if (code != cudaSuccess) return code;
   *out = nullptr;
-  if (size == 0) return cudaSuccess;
   const int device = this_thread().device;
   if (type == cudaMemoryTypeDevice && size > available(device)) return cudaErrorMemoryAllocation;
   void* base = nullptr;

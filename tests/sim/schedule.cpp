@@ -6,11 +6,10 @@
 // Bodies run without the lock, on the thread that waits, and on their stream's fiber for TSan. Two
 // threads never run items of one stream at once. An item cannot wait for a later one, so there is
 // always an item to run.
-#include <sched.h>
+#include "state.hpp"
 
 #include <algorithm>
-
-#include "state.hpp"
+#include <sched.h>
 
 namespace sim {
 namespace detail {

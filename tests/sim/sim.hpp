@@ -28,7 +28,6 @@ namespace sim {
 void reset();
 
 // --- What runs when
-// --------------------------------------------------------------------------------------------
 
 // Runs the first item of `stream` and whatever that item itself has to wait for. False when nothing
 // is queued.
@@ -45,7 +44,6 @@ void set_schedule(std::uint64_t seed);
 void clear_schedule();
 
 // --- Kernels
-// ---------------------------------------------------------------------------------------------------
 
 using KernelBody = std::function<void(dim3 grid, dim3 block, void** args)>;
 
@@ -79,7 +77,6 @@ void route_kernel(void (*kernel)(Args...), Body body) {
 }
 
 // --- Faults
-// ----------------------------------------------------------------------------------------------------
 // Countable is every entry that returns an error code, runtime and simulated driver alike, except
 // those that only read or name an error.
 
@@ -118,7 +115,6 @@ class FaultWindow {
 };
 
 // --- Inspection
-// ------------------------------------------------------------------------------------------------
 
 std::size_t allocated_bytes(int device);
 std::size_t allocation_count();  // device and pinned host allocations

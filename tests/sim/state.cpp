@@ -8,10 +8,9 @@
 // not instrument.
 #include "state.hpp"
 
-#include <sched.h>
-
 #include <atomic>
 #include <cstdlib>
+#include <sched.h>
 
 namespace sim {
 namespace detail {

@@ -8,6 +8,9 @@
 // bodies of work run without it. Tests do not include this file.
 #pragma once
 
+#include "sim.hpp"
+#include "tsan.hpp"
+
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
@@ -22,9 +25,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "sim.hpp"
-#include "tsan.hpp"
 
 namespace sim::detail {
 
@@ -275,6 +275,8 @@ cudaError_t check_unsafe();
 // What use of the legacy stream gets while a blocking stream of its device captures.
 cudaError_t check_legacy(const Stream& stream, bool invalidate);
 void invalidate(Capture& capture);
+// Before the stream is destroyed: a capture goes with the stream that began it, not with a fork.
+void leave_capture(Stream& stream);
 // Queues the work, or records it as a node of `type` when the stream captures.
 cudaError_t submit(Stream& stream, cudaGraphNodeType type, Work body);
 
@@ -309,7 +311,8 @@ cudaError_t api(const char* name, Body&& body) {
   Lock lock;
   cudaError_t code = enter(name);
   if (code == cudaSuccess) code = body(lock);
-  if (code != cudaSuccess) this_thread().last_error = code;
+  const bool failed = code != cudaSuccess && code != cudaErrorNotReady;  // as CUDA: no failure
+  if (failed) this_thread().last_error = code;
   return code;
 }
 

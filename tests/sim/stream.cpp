@@ -7,6 +7,8 @@
 // that is done.
 #include "state.hpp"
 
+#include <algorithm>
+
 namespace sim::detail {
 namespace {
 
@@ -39,6 +41,14 @@ Stream& per_thread_stream() {
   return *stream;
 }
 
+// What any use of a stream but work, capture and destruction gets: even a question about a stream
+// that captures is refused and costs the capture.
+cudaError_t check_use(const Stream& stream) {
+  if (!stream.capture) return check_legacy(stream, true);
+  invalidate(*stream.capture);
+  return cudaErrorStreamCaptureUnsupported;
+}
+
 // Runs `use(stream)`, or says that the handle names none.
 template <class Use>
 cudaError_t with_stream(cudaStream_t handle, Use&& use) {
@@ -46,15 +56,31 @@ cudaError_t with_stream(cudaStream_t handle, Use&& use) {
   return stream == nullptr ? cudaErrorInvalidResourceHandle : use(*stream);
 }
 
+template <class T>
+cudaError_t describe(cudaStream_t handle, T* out, T Stream::*member) {
+  if (out == nullptr) return cudaErrorInvalidValue;
+  return with_stream(handle, [&](const Stream& stream) {
+    const cudaError_t code = check_use(stream);
+    if (code == cudaSuccess) *out = stream.*member;
+    return code;
+  });
+}
+
 // What synchronizing or querying gets: no wait may meet a capture.
 cudaError_t check_wait(const Stream& stream) {
-  if (stream.capture) {
-    const bool valid = stream.capture->valid;
-    invalidate(*stream.capture);
-    return valid ? cudaErrorStreamCaptureUnsupported : cudaErrorStreamCaptureInvalidated;
-  }
-  const cudaError_t code = check_legacy(stream, true);
+  const cudaError_t code = check_use(stream);
   return code != cudaSuccess ? code : check_unsafe();
+}
+
+// The ends of the work that `stream` stands for: the legacy stream speaks for the blocking streams
+// too.
+std::vector<Ref<Item>> ends_of(const Stream& stream) {
+  std::vector<Ref<Item>> ends = {stream.last};
+  for (const Ref<Stream>& other : state().all_streams) {
+    const bool included = stream.legacy && other->blocking() && other->device == stream.device;
+    if (included) ends.push_back(other->last);
+  }
+  return ends;
 }
 
 }  // namespace
@@ -98,7 +124,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
     const auto found = state().streams.find(handle);
     if (found == state().streams.end()) return cudaErrorInvalidResourceHandle;
     const Ref<Stream> stream = found->second;
-    if (stream->capture) invalidate(*stream->capture);
+    leave_capture(*stream);
     state().streams.erase(found);
     state().stream_handles.give_back(handle);
     stream->handle = nullptr;
@@ -111,8 +137,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return api("cudaStreamSynchronize", [&](Lock& lock) {
     return with_stream(handle, [&](Stream& stream) {
       const cudaError_t code = check_wait(stream);
-      if (code == cudaSuccess) wait_for_stream(lock, stream);
-      return code;
+      if (code != cudaSuccess) return code;
+      for (const Ref<Item>& end : ends_of(stream)) wait_for(lock, end);
+      return cudaSuccess;
     });
   });
 }
@@ -122,49 +149,28 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     return with_stream(handle, [](Stream& stream) {
       const cudaError_t code = check_wait(stream);
       if (code != cudaSuccess) return code;
-      return done(stream.last) ? cudaSuccess : cudaErrorNotReady;
+      const std::vector<Ref<Item>> ends = ends_of(stream);
+      return std::all_of(ends.begin(), ends.end(), done) ? cudaSuccess : cudaErrorNotReady;
     });
   });
 }
 
 cudaError_t cudaStreamGetId(cudaStream_t handle, unsigned long long* id) {
-  return api("cudaStreamGetId", [&](Lock&) {
-    if (id == nullptr) return cudaErrorInvalidValue;
-    return with_stream(handle, [&](const Stream& stream) {
-      *id = stream.id;
-      return cudaSuccess;
-    });
-  });
+  return api("cudaStreamGetId", [&](Lock&) { return describe(handle, id, &Stream::id); });
 }
 
 cudaError_t cudaStreamGetDevice(cudaStream_t handle, int* device) {
-  return api("cudaStreamGetDevice", [&](Lock&) {
-    if (device == nullptr) return cudaErrorInvalidValue;
-    return with_stream(handle, [&](const Stream& stream) {
-      *device = stream.device;
-      return cudaSuccess;
-    });
-  });
+  return api("cudaStreamGetDevice",
+             [&](Lock&) { return describe(handle, device, &Stream::device); });
 }
 
 cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned* flags) {
-  return api("cudaStreamGetFlags", [&](Lock&) {
-    if (flags == nullptr) return cudaErrorInvalidValue;
-    return with_stream(handle, [&](const Stream& stream) {
-      *flags = stream.flags;
-      return cudaSuccess;
-    });
-  });
+  return api("cudaStreamGetFlags", [&](Lock&) { return describe(handle, flags, &Stream::flags); });
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
-  return api("cudaStreamGetPriority", [&](Lock&) {
-    if (priority == nullptr) return cudaErrorInvalidValue;
-    return with_stream(handle, [&](const Stream& stream) {
-      *priority = stream.priority;
-      return cudaSuccess;
-    });
-  });
+  return api("cudaStreamGetPriority",
+             [&](Lock&) { return describe(handle, priority, &Stream::priority); });
 }
 
 cudaError_t cudaDeviceSynchronize() {

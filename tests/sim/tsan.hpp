@@ -9,14 +9,14 @@
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)
-#error \
-    "compile the simulation without -fsanitize=thread: its lock would hide the races it is there to show"
+#error "compile the simulation without -fsanitize=thread: its lock would hide races"
 #elif defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-#error \
-    "compile the simulation without -fsanitize=thread: its lock would hide the races it is there to show"
+#error "compile the simulation without -fsanitize=thread: its lock would hide races"
 #endif
 #endif
+
+#include <type_traits>
 
 extern "C" {
 [[gnu::weak]] void* __tsan_get_current_fiber();
@@ -47,33 +47,27 @@ class Edge {
   long long address_ = 0;
 };
 
-// A line of execution as TSan sees it. run() executes on it, unordered with the caller but for
-// edges.
+// A line of execution as TSan sees it. It comes after what its creator did before, and only edges
+// order what run() executes on it with anything else. Under TSan it has a stack of its own, lest
+// the frames of unordered bodies share addresses.
 class Fiber {
  public:
-  Fiber() = default;
+  Fiber();
+  ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
-  ~Fiber() {
-    if (fiber_ != nullptr) __tsan_destroy_fiber(fiber_);
-  }
 
   template <class Function>
   void run(Function&& function) {
-    if (__tsan_create_fiber == nullptr) {
-      function();
-      return;
-    }
-    constexpr unsigned kNoSync = 1;
-    if (fiber_ == nullptr) fiber_ = __tsan_create_fiber(0);
-    void* caller = __tsan_get_current_fiber();
-    __tsan_switch_to_fiber(fiber_, kNoSync);
-    function();
-    __tsan_switch_to_fiber(caller, kNoSync);
+    run([](void* erased) { (*static_cast<std::remove_reference_t<Function>*>(erased))(); },
+        &function);
   }
 
  private:
+  void run(void (*function)(void*), void* argument);
+
   void* fiber_ = nullptr;
+  void* stack_ = nullptr;
 };
 
 // Inside the simulation's lock TSan looks away: the linker may have chosen an instrumented copy of

@@ -23,7 +23,8 @@ namespace holdfast::detail {
   return stream.get() == nullptr ? cudaStreamLegacy : stream.get();
 }
 
-/// The device of a stream. The legacy and the per-thread stream are the current device's.
+/// The device of a stream that is not being captured: asking one that is would break its capture. The
+/// legacy and the per-thread stream are the current device's.
 [[nodiscard]] inline int stream_device(cudaStream_t stream) {
   if (stream == cudaStreamLegacy || stream == cudaStreamPerThread) return current_device();
   int device = 0;
@@ -31,6 +32,7 @@ namespace holdfast::detail {
   return device;
 }
 
+/// The id of a stream that is not being captured, for the same reason.
 [[nodiscard]] inline unsigned long long stream_id(cudaStream_t stream) {
   unsigned long long id = 0;
   check(cudaStreamGetId(stream, &id), "asking for the id of a stream");

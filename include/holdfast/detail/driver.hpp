@@ -23,9 +23,9 @@ template <class Function>
   void* address = nullptr;  // stays untouched where there is no driver
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   check(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found),
-        [&] { return std::string("looking up the driver function ") + name; });
+        [name] { return std::string("looking up the driver function ") + name; });
   if (found != cudaDriverEntryPointSuccess || address == nullptr) {
-    check(cudaErrorNotSupported, [&] {
+    check(cudaErrorNotSupported, [name] {
       return std::string("looking up the driver function ") + name +
              ": this driver does not have it; update the driver";
     });

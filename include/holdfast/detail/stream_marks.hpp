@@ -6,7 +6,8 @@
 /// StreamMarks: for each of several streams, how far it had got when it was last marked.
 ///
 /// One event per stream, told apart by id: a handle may be reused after its stream is destroyed, an id
-/// is not. Safe to use from several threads.
+/// is not. All streams are of one device, so an event may pass from one to another. Safe to use from
+/// several threads.
 
 #include "holdfast/detail/capture.hpp"
 #include "holdfast/error.hpp"

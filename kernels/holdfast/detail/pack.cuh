@@ -50,8 +50,14 @@ template <class T>
   return count % (kAccessBytes / static_cast<int>(sizeof(T))) == 0;
 }
 
+/// One access on the host. Aligned, so that UBSan sees there what would fault on the device.
+struct alignas(kAccessBytes) HostAccess {
+  unsigned char bytes[kAccessBytes];  // unsigned char: may alias any type
+};
+
 template <class T, int Width>
 struct Pack {
+  static constexpr int kAccesses = Width * static_cast<int>(sizeof(T)) / kAccessBytes;
   T values[Width];
 };
 
@@ -61,41 +67,44 @@ struct Pack {
 template <int Width, class T>
 [[nodiscard]] __host__ __device__ Pack<T, Width> load(const T* address) {
   Pack<T, Width> pack;
-#ifdef __CUDA_ARCH__
   if constexpr (Width == 1) {
+#ifdef __CUDA_ARCH__
     const auto raw = __ldg(reinterpret_cast<const Raw<sizeof(T)>*>(address));
     memcpy(&pack, &raw, sizeof(pack));
+#else
+    pack.values[0] = *address;
+#endif
   } else {
-    static_assert(sizeof(pack) % kAccessBytes == 0);
-    uint4 raw[sizeof(pack) / kAccessBytes];
-    for (int i = 0; i < static_cast<int>(sizeof(pack)) / kAccessBytes; ++i) {
+    constexpr int kAccesses = Pack<T, Width>::kAccesses;
+#ifdef __CUDA_ARCH__
+    uint4 raw[kAccesses];
+    for (int i = 0; i < kAccesses; ++i)
       raw[i] = __ldcs(reinterpret_cast<const uint4*>(address) + i);
-    }
+#else
+    HostAccess raw[kAccesses];
+    for (int i = 0; i < kAccesses; ++i) raw[i] = reinterpret_cast<const HostAccess*>(address)[i];
+#endif
     memcpy(&pack, raw, sizeof(pack));
   }
-#else
-  std::memcpy(&pack, address, sizeof(pack));
-#endif
   return pack;
 }
 
 /// Writes `pack` at `address`, aligned as for load. The lines stay cached: readers come next.
 template <class T, int Width>
 __host__ __device__ void store(T* address, const Pack<T, Width>& pack) {
-#ifdef __CUDA_ARCH__
   if constexpr (Width == 1) {
     *address = pack.values[0];
   } else {
-    static_assert(sizeof(pack) % kAccessBytes == 0);
-    uint4 raw[sizeof(pack) / kAccessBytes];
-    memcpy(raw, &pack, sizeof(pack));
-    for (int i = 0; i < static_cast<int>(sizeof(pack)) / kAccessBytes; ++i) {
-      reinterpret_cast<uint4*>(address)[i] = raw[i];
-    }
-  }
+    constexpr int kAccesses = Pack<T, Width>::kAccesses;
+#ifdef __CUDA_ARCH__
+    using Access = uint4;
 #else
-  std::memcpy(address, &pack, sizeof(pack));
+    using Access = HostAccess;
 #endif
+    Access raw[kAccesses];
+    memcpy(raw, &pack, sizeof(pack));
+    for (int i = 0; i < kAccesses; ++i) reinterpret_cast<Access*>(address)[i] = raw[i];
+  }
 }
 
 [[nodiscard]] __host__ __device__ inline float to_float(float value) { return value; }

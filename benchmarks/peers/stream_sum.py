@@ -1,0 +1,170 @@
+# SPDX-FileCopyrightText: The holdfast authors
+# SPDX-License-Identifier: Apache-2.0
+"""What PyTorch needs for the same sums, on the same GPU as holdfast.bench.stream_sum.
+
+    python3 benchmarks/peers/stream_sum.py --json pytorch.json
+
+For hidden 4096 and 7168, f32, 24 rows, 4 streams:
+
+finalize  buf.copy_(w.view(24, 4, hidden).sum(1)), host clock, median: until the call returns, and until
+          the stream is done (synchronised before each).
+graph     the same in a replayed graph, and the sum alone (torch.sum(..., out=buf)): a chain of 200 of
+          them over 4 matrices between two events, divided by 200, median.
+copy      torch copy_ between two tensors of 2.2 GB: bytes read and written per second, median. Below
+          4.0 TB/s the machine was disturbed and the run is void.
+
+Each result is checked against the sum in stream order, bit for bit.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+
+ROWS, STREAMS = 24, 4
+NODES, SETS = 200, 4
+VOID_BELOW = 4.0e12
+
+
+def in_order(torch, weight, hidden):
+    """The sum over the streams, from +0.0 in stream order."""
+    total = torch.zeros(ROWS, hidden, device=weight.device)
+    for stream in range(STREAMS):
+        total = total + weight.view(ROWS, STREAMS, hidden)[:, stream]
+    return total
+
+
+def same_bits(torch, a, b):
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+def finalize(torch, weight, hidden, samples):
+    buffer = torch.full((ROWS, hidden), float("nan"), device=weight.device)
+    calls, dones = [], []
+    for sample in range(-50, samples):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        buffer.copy_(weight.view(ROWS, STREAMS, hidden).sum(1))
+        returned = time.perf_counter()
+        torch.cuda.synchronize()
+        done = time.perf_counter()
+        if sample >= 0:
+            calls.append((returned - begin) * 1e6)
+            dones.append((done - begin) * 1e6)
+    right = same_bits(torch, buffer, in_order(torch, weight, hidden))
+    return {
+        "call_us": statistics.median(calls),
+        "done_us": statistics.median(dones),
+        "same_bits": right,
+    }
+
+
+def graph(torch, weights, hidden, samples, enqueue):
+    buffers = [torch.full((ROWS, hidden), float("nan"), device=w.device) for w in weights]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for weight, buffer in zip(weights, buffers):  # warm up outside the capture
+            enqueue(weight, buffer)
+        stream.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=stream):
+            for node in range(NODES):
+                enqueue(weights[node % SETS], buffers[node % SETS])
+        for buffer in buffers:
+            buffer.fill_(float("nan"))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times = []
+        for sample in range(-5, samples):
+            captured.replay()  # keeps the GPU busy while the host enqueues the rest
+            begin.record(stream)
+            captured.replay()
+            end.record(stream)
+            stream.synchronize()
+            if sample >= 0:
+                times.append(begin.elapsed_time(end) * 1e3 / NODES)
+    right = all(
+        same_bits(torch, buffer, in_order(torch, weight, hidden))
+        for weight, buffer in zip(weights, buffers)
+    )
+    return {"us": statistics.median(times), "same_bits": right}
+
+
+def copy_rate(torch):
+    count = 550_000_000
+    source = torch.arange(count, dtype=torch.int32, device="cuda")
+    target = torch.zeros_like(source)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    copies, rates = 10, []
+    for sample in range(-3, 21):
+        target.copy_(source)
+        begin.record()
+        for _ in range(copies):
+            target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        if sample >= 0:
+            rates.append(copies * 2 * 4 * count / (begin.elapsed_time(end) * 1e-3))
+    return {"bytes_per_second": statistics.median(rates), "same_bits": torch.equal(source, target)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", metavar="FILE", help="write the numbers here too")
+    parser.add_argument("--samples", type=int, default=201, help="of each host time (default 201)")
+    arguments = parser.parse_args()
+    try:
+        import torch
+    except ImportError:
+        print("PyTorch is not installed", file=sys.stderr)
+        return 1
+    if not torch.cuda.is_available():
+        print("no usable GPU", file=sys.stderr)
+        return 1
+
+    device = torch.cuda.get_device_properties(0)
+    results = {
+        "device": device.name,
+        "multiprocessors": device.multi_processor_count,
+        "torch": torch.__version__,
+        "cuda_runtime": torch.version.cuda,
+        "copy": copy_rate(torch),
+        "hidden": {},
+    }
+    for name in ("device", "multiprocessors", "torch", "cuda_runtime"):
+        print(f"{name:16} {results[name]}")
+    rate = results["copy"]["bytes_per_second"]
+    print(f"{'copy_':16} {rate * 1e-12:.2f} TB/s\n")
+    print(f"{'hidden':>6} {'call_us':>9} {'done_us':>9} {'graph sum+copy_':>16} {'graph sum':>10}   bits")
+
+    torch.manual_seed(0)
+    right = results["copy"]["same_bits"]
+    for hidden in (4096, 7168):
+        weights = [torch.randn(ROWS, STREAMS * hidden, device="cuda") for _ in range(SETS)]
+        views = {id(w): w.view(ROWS, STREAMS, hidden) for w in weights}
+        host = finalize(torch, weights[0], hidden, arguments.samples)
+        both = graph(
+            torch, weights, hidden, 101, lambda w, out: out.copy_(views[id(w)].sum(1))
+        )
+        alone = graph(
+            torch, weights, hidden, 101, lambda w, out: torch.sum(views[id(w)], 1, out=out)
+        )
+        results["hidden"][hidden] = {"finalize": host, "graph_sum_copy": both, "graph_sum": alone}
+        same = host["same_bits"] and both["same_bits"] and alone["same_bits"]
+        right = right and same
+        print(
+            f"{hidden:6} {host['call_us']:9.2f} {host['done_us']:9.2f} {both['us']:16.2f}"
+            f" {alone['us']:10.2f}   {'same' if same else 'DIFFERENT'}"
+        )
+    results["void"] = rate < VOID_BELOW
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump(results, file, indent=2)
+            file.write("\n")
+    if results["void"]:
+        print("\nvoid: copy_ is below 4.0 TB/s (is the GPU shared, or not an H200?)", file=sys.stderr)
+    return 0 if right and not results["void"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

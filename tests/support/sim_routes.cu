@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// \file
+/// Gives the simulated runtime a host body for every kernel of the recipes: the same function that
+/// a thread of the device runs, called for each thread of the grid.
+
+#include <holdfast/kernels.cuh>
+
+#include "sim/sim.hpp"
+
+#include <cstdint>
+
+namespace {
+
+using holdfast::detail::Raw;
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+
+template <class W>
+void run_grid(dim3 grid, dim3 block, const W& work) {
+  using Index = typename W::Index;
+  const auto rows = static_cast<Index>(grid.y * block.y);
+  const auto columns = static_cast<Index>(grid.x) * static_cast<Index>(block.x);
+  for (Index row = 0; row < rows; ++row) {
+    for (Index column = 0; column < columns; ++column) {
+      holdfast::detail::run_items(work, row, rows, column, columns);
+    }
+  }
+}
+
+template <class W>
+void route() {
+  sim::route_kernel(&holdfast::detail::work_kernel<W>, &run_grid<W>);
+}
+
+template <class To, class From>
+void route_stream_sum() {
+  using holdfast::detail::StreamSumWork;
+  constexpr int kWidth = holdfast::detail::kPackWidth<To, From>;
+  route<StreamSumWork<To, From, kWidth, 4, std::int32_t>>();
+  route<StreamSumWork<To, From, kWidth, 0, std::int64_t>>();
+  route<StreamSumWork<To, From, 1, 0, std::int64_t>>();
+}
+
+template <class To, class From>
+void route_relayout() {
+  using holdfast::detail::RelayoutWork;
+  constexpr int kWidth = holdfast::detail::kPackWidth<To, From>;
+  route<RelayoutWork<To, From, kWidth, std::uint32_t>>();
+  route<RelayoutWork<To, From, 1, std::uint32_t>>();
+  route<RelayoutWork<To, From, 1, std::uint64_t>>();
+}
+
+// From every floating type to To.
+template <class To>
+void route_floating() {
+  route_stream_sum<To, float>();
+  route_stream_sum<To, bf16>();
+  route_stream_sum<To, f16>();
+  if constexpr (!std::is_same_v<To, float>) route_relayout<To, float>();
+  if constexpr (!std::is_same_v<To, bf16>) route_relayout<To, bf16>();
+  if constexpr (!std::is_same_v<To, f16>) route_relayout<To, f16>();
+}
+
+[[maybe_unused]] const bool routed = [] {
+  route_floating<float>();
+  route_floating<bf16>();
+  route_floating<f16>();
+  route_relayout<Raw<1>, Raw<1>>();
+  route_relayout<Raw<2>, Raw<2>>();
+  route_relayout<Raw<4>, Raw<4>>();
+  route_relayout<Raw<8>, Raw<8>>();
+  return true;
+}();
+
+}  // namespace
