@@ -8,16 +8,16 @@
 ///
 /// - stream_sum/hidden:H/l2:warm|cold: one f32 matrix [24, 4, H], as one node of a replayed graph.
 /// - stream_sum_64/hidden:H: 64 such matrices in one launch, against the copy rate.
-/// - finalize/hidden:H: StableBuffer::finalize on an existing buffer, by the host's clock: until the
-///   call returns, and until the stream is done.
+/// - finalize/hidden:H: StableBuffer::finalize on an existing buffer, by the host's clock: until
+///   the call returns, and until the stream is done.
 /// - copy_rate: bytes read and written per second by the best of three copy kernels, 1 GiB. Below
 ///   4.0 TB/s the machine was disturbed, and what is compared with it is void.
 ///
-/// Times of nodes: a chain of dependent nodes on one stream, between two events, divided by the number
-/// of nodes; behind a first replay, so that the host is ahead. `warm`: all matrices of the chain lie
-/// within 16 MB. `cold`: the chain goes around more than 120 MB. Results are checked after the last
-/// sample. The median over 101 samples is the number to quote; the JSON has its name without what
-/// Google Benchmark appends.
+/// Times of nodes: a chain of dependent nodes on one stream, between two events, divided by the
+/// number of nodes; behind a first replay, so that the host is ahead. `warm`: all matrices of the
+/// chain lie within 16 MB. `cold`: the chain goes around more than 120 MB. Results are checked
+/// after the last sample. The median over 101 samples is the number to quote; the JSON has its name
+/// without what Google Benchmark appends.
 
 #include <holdfast/holdfast.hpp>
 #include <holdfast/kernels.cuh>

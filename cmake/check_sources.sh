@@ -44,6 +44,9 @@ check() {
   refuse 'a macro leaks into every user' '^[[:space:]]*#[[:space:]]*define' "${include[@]}" "${kernels[@]}"
   refuse 'clang 14 lacks it: use cuda::std::source_location' \
     '(^|[^:])std::source_location|<source_location>' "${include[@]}" "${kernels[@]}"
+  # nvcc writes an implicit this-> into what it hands to the host compiler, so captures come in another order, and a
+  # closure that a .cpp and a .cu file share would have two layouts in one program.
+  refuse 'name what a lambda captures' '\[[[:space:]]*[&=][[:space:]]*[],]' "${include[@]}"
   refuse 'the driver library must not be linked' 'cuda_driver|-lcuda([^[:alnum:]_]|$)' "${cmake[@]}"
 
   # In comments, where it usually stands, so not by refuse(). Written with brackets so as not to find itself.
@@ -71,6 +74,7 @@ self_test() {
 void a(cuda::std::source_location where = cuda::std::source_location::current());
 void b() { idle.wait(lock); }  // a condition variable, not a stream_ref
 void c();  // TODO(#12): a note with an issue
+auto d = [this, &e] { return e[0]; };
 END
   }
   # plant <file> <line> <part of the reason>
@@ -99,6 +103,8 @@ END
   plant kernels/holdfast/a.cuh '  #  define HOLDFAST_X 1' 'macro'
   plant include/holdfast/a.hpp 'void d(std::source_location where);' 'source_location'
   plant kernels/holdfast/a.cuh '#include <source_location>' 'source_location'
+  plant include/holdfast/a.hpp 'auto d = [&] { return e; };' 'captures'
+  plant include/holdfast/a.hpp 'auto d = [=, &f](int) { return e; };' 'captures'
   plant tests/a.cpp '// TOD''O: later' 'names its issue'
   plant cmake/a.cmake '# TOD''O(someone) later' 'names its issue'
   plant CMakeLists.txt 'target_link_libraries(a PRIVATE CUDA::cuda_driver)' 'driver library'

@@ -3,10 +3,11 @@
 
 #include "holdfast/address_ledger.hpp"
 
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <gtest/gtest.h>
 #include <limits>
 #include <memory>
 #include <optional>

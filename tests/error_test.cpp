@@ -2,10 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "holdfast/error.hpp"
+
 #include "support/runtime.hpp"
 
 #include <cuda_runtime_api.h>
+
 #include <gtest/gtest.h>
+
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -72,9 +75,7 @@ TEST(Error, EveryRuleOfTheEnumerationHasANameOfItsOwn) {
   EXPECT_EQ(names.size(), kRules.size()) << "a rule that this test does not know";
 }
 
-TEST(Error, ReasonsAreNamedAsTheyAreSpelt) {
-  EXPECT_STREQ(to_string(Reason::busy), "busy");
-}
+TEST(Error, ReasonsAreNamedAsTheyAreSpelt) { EXPECT_STREQ(to_string(Reason::busy), "busy"); }
 
 TEST(Error, ValuesOutsideTheEnumerationsAreUnknown) {
   EXPECT_STREQ(to_string(static_cast<Rule>(255)), "unknown");
@@ -98,7 +99,8 @@ TEST(Error, AKeptExpectationThrowsNothing) {
 
 TEST(Error, AContractMessageHasTextCallSiteAndRule) {
   const int line = __LINE__ + 1;
-  const std::string message = message_of([] { expects(false, Rule::misaligned, "buffer 'b': odd"); });
+  const std::string message =
+      message_of([] { expects(false, Rule::misaligned, "buffer 'b': odd"); });
   EXPECT_TRUE(contains(message, "buffer 'b': odd")) << message;
   EXPECT_TRUE(contains(message, "error_test.cpp:" + std::to_string(line))) << message;
   EXPECT_TRUE(contains(message, "[misaligned]")) << message;
@@ -119,7 +121,8 @@ TEST(Error, TextMayBeAnythingThatIsOrBuildsAString) {
 
 TEST(Error, TextIsBuiltOnceForABrokenExpectation) {
   int built = 0;
-  EXPECT_THROW(expects(false, Rule::read_only, [&] { return std::to_string(++built); }), ContractError);
+  EXPECT_THROW(expects(false, Rule::read_only, [&] { return std::to_string(++built); }),
+               ContractError);
   EXPECT_EQ(built, 1);
 }
 
@@ -157,9 +160,7 @@ class CudaCheck : public test::Cuda {
   static void leave_invalid_device() { ASSERT_EQ(cudaSetDevice(1 << 20), cudaErrorInvalidDevice); }
 };
 
-TEST_F(CudaCheck, ThrowsNothingForSuccess) {
-  EXPECT_NO_THROW(check(cudaSuccess, "text"));
-}
+TEST_F(CudaCheck, ThrowsNothingForSuccess) { EXPECT_NO_THROW(check(cudaSuccess, "text")); }
 
 TEST_F(CudaCheck, TextIsNotBuiltForSuccess) {
   int built = 0;
@@ -174,8 +175,9 @@ TEST_F(CudaCheck, TextIsBuiltOnceForAFailure) {
 }
 
 TEST_F(CudaCheck, AFailureThrowsItsCode) {
-  for (const cudaError_t code : {cudaErrorInvalidValue, cudaErrorInvalidDevice, cudaErrorNotSupported,
-                                 cudaErrorStreamCaptureUnsupported, cudaErrorUnknown}) {
+  for (const cudaError_t code :
+       {cudaErrorInvalidValue, cudaErrorInvalidDevice, cudaErrorNotSupported,
+        cudaErrorStreamCaptureUnsupported, cudaErrorUnknown}) {
     try {
       check(code, "text");
       ADD_FAILURE() << code << " was not thrown";

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// \file
-/// Every CUDA call that an operation makes fails once. After each failure the buffer's promises hold:
-/// address, contents, state and generation, nothing leaked, no error left behind, and a capture that
-/// was under way stays valid. Simulation only.
+/// Every CUDA call that an operation makes fails once. After each failure the buffer's promises
+/// hold: address, contents, state and generation, nothing leaked, no error left behind, and a
+/// capture that was under way stays valid. Simulation only.
 
 #include "holdfast/stable_buffer.hpp"
 
@@ -93,7 +93,8 @@ struct World {
 
 struct Operation {
   const char* name;
-  std::function<void(World&)> prepare;  // brings the buffer into the state that the operation starts from
+  std::function<void(World&)>
+      prepare;  // brings the buffer into the state that the operation starts from
   std::function<void(World&)> act;
   std::function<void(World&)> expect_done;  // what a success leaves
 };
@@ -195,10 +196,10 @@ TEST_P(FaultSweep, EveryOperationKeepsItsPromisesWhateverCallFails) {
           operation.act(w);
         } catch (const holdfast::CudaError& error) {
           threw = true;
-          EXPECT_EQ(error.code(), sim::fault_name().starts_with("cu") &&
-                                          !sim::fault_name().starts_with("cuda")
-                                      ? cudaErrorUnknown
-                                      : cudaErrorInvalidValue);
+          EXPECT_EQ(error.code(),
+                    sim::fault_name().starts_with("cu") && !sim::fault_name().starts_with("cuda")
+                        ? cudaErrorUnknown
+                        : cudaErrorInvalidValue);
         }
         ASSERT_TRUE(sim::fault_fired());
         failed = sim::fault_name();

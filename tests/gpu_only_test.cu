@@ -12,9 +12,10 @@
 
 #include "support/runtime.hpp"
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
 #include <cstdio>
-#include <cuda_fp16.h>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -143,8 +144,8 @@ TEST_F(Gpu, MarkedReplaysOnAnotherStreamAreNeverTorn) {
 }
 
 TEST_F(Gpu, FirstLaunchOfAKernelMayBeRecorded) {
-  // No other test uses these instantiations, so with lazy loading their first launch is the recorded
-  // one, in a global-mode capture.
+  // No other test uses these instantiations, so with lazy loading their first launch is the
+  // recorded one, in a global-mode capture.
   DeviceResource memory(0);
   const DeviceArray<__half> source(std::vector<__half>(512, __float2half(1.5F)));
   StableBuffer<std::int32_t> copied("copied", memory);
@@ -154,8 +155,7 @@ TEST_F(Gpu, FirstLaunchOfAKernelMayBeRecorded) {
   summed.allocate({2, 64});
   const Graph graph(stream, [&] {
     copied.finalize(
-        holdfast::Relayout<std::int32_t>{
-            TensorView(words.data(), {8, 16}, 0).permute({1, 0})},
+        holdfast::Relayout<std::int32_t>{TensorView(words.data(), {8, 16}, 0).permute({1, 0})},
         holdfast::Capture::record, stream);
     summed.finalize(StreamSum<__half>{TensorView(source.data(), {2, 4, 64}, 0)},
                     holdfast::Capture::record, stream);
@@ -164,7 +164,8 @@ TEST_F(Gpu, FirstLaunchOfAKernelMayBeRecorded) {
   graph.launch(stream);
   sync();
   EXPECT_EQ(test::download(copied.data(), 128), std::vector<std::int32_t>(128, 77));
-  for (const __half value : test::download(summed.data(), 128)) EXPECT_EQ(__half2float(value), 6.0F);
+  for (const __half value : test::download(summed.data(), 128))
+    EXPECT_EQ(__half2float(value), 6.0F);
 }
 
 long resident_kib() {
@@ -217,7 +218,8 @@ TEST_F(Gpu, RefitIsExactUnderCopyKernelNodes) {
       for (std::int64_t h = 0; h < kHidden; ++h) {
         volatile float sum = 0.0F;  // volatile: each addition is rounded to float
         for (std::int64_t s = 0; s < kStreams; ++s) {
-          const float value = 1.0F / static_cast<float>(1 + (m * 31 + s * 17 + h * 7 + round) % 1013);
+          const float value =
+              1.0F / static_cast<float>(1 + (m * 31 + s * 17 + h * 7 + round) % 1013);
           weights[static_cast<std::size_t>((m * kStreams + s) * kHidden + h)] = value;
           sum = sum + value;
         }

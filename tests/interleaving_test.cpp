@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// \file
-/// Refits and reads on several streams, run in many orders that the marks allow: every read must see
-/// the generation that the host's call order gives it. Without the marks some order must show a wrong
-/// one, or the test proves nothing. Simulation only.
+/// Refits and reads on several streams, run in many orders that the marks allow: every read must
+/// see the generation that the host's call order gives it. Without the marks some order must show a
+/// wrong one, or the test proves nothing. Simulation only.
 
 #include "holdfast/stable_buffer.hpp"
 
@@ -48,7 +48,8 @@ int wrong_reads(std::uint64_t seed, Marks marks) {
   for (int i = 0; i <= kSteps; ++i) {
     sources.push_back(std::make_unique<test::DeviceArray<float>>(
         std::vector<float>(kCount, static_cast<float>(i))));
-    outputs.push_back(std::make_unique<test::DeviceArray<float>>(std::vector<float>(kCount, -1.0F)));
+    outputs.push_back(
+        std::make_unique<test::DeviceArray<float>>(std::vector<float>(kCount, -1.0F)));
   }
   float now = 0.0F;
   const auto refit = [&](int step, cudaStream_t stream) {

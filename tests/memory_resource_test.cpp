@@ -2,14 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "holdfast/memory_resource.hpp"
+
 #include "support/runtime.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cuda_runtime_api.h>
 #include <future>
-#include <gtest/gtest.h>
 #include <numeric>
 #include <string>
 #include <type_traits>
@@ -99,8 +102,8 @@ class Referenced {
 template <class Fixture>
 class MemoryResourceBattery : public test::Cuda {
  protected:
-  /// Captures work on both sides of an allocation and a release that `use` makes, and runs the graph:
-  /// every byte of the result is right only if the capture came through whole.
+  /// Captures work on both sides of an allocation and a release that `use` makes, and runs the
+  /// graph: every byte of the result is right only if the capture came through whole.
   template <class Use>
   void expect_capture_survives(cudaStreamCaptureMode mode, const Use& use) {
     constexpr std::size_t kHalf = 512;

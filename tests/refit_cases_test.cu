@@ -1506,17 +1506,23 @@ TEST_F(RefitCases, B106EveryCallActsOnTheBuffersDevice) {
   expect_replayed(std::vector<float>(kDerived, test::bits<float>(0x42424242U)));
   kept.expect(*buffer, 3);
   {
-    // The capture begins and ends on the device of the stream; in between device 0 is current.
+    // A captured stream cannot be asked for its device, so the current one counts.
     std::optional<test::Graph> recorded;
     const OnDevice1 scope;
     recorded.emplace(stream1, [&] {
       ok(cudaSetDevice(0));
-      buffer->finalize(sum_on_1, Capture::record, stream1);
-      expect_device_0("a recorded finalize");
+      (void)refusal(Rule::device_mismatch,
+                    [&] { buffer->finalize(sum_on_1, Capture::record, stream1); });
+      expect_device_0("a recorded finalize with the wrong device current");
       (void)refusal(Rule::refit_in_capture, [&] { buffer->finalize(sum_on_1, stream1); });
       expect_device_0("a refusal in a capture");
       ok(cudaSetDevice(1));
+      buffer->finalize(sum_on_1, Capture::record, stream1);
+      int current = -1;
+      ok(cudaGetDevice(&current));
+      EXPECT_EQ(current, 1) << "after a recorded finalize";
     });
+    EXPECT_EQ(recorded->nodes(), 1U);
     recorded->launch(stream1);
     ok(cudaStreamSynchronize(stream1));
   }

@@ -10,10 +10,11 @@
 #include "support/recipes.hpp"
 #include "support/runtime.hpp"
 
+#include <cuda_bf16.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cuda_bf16.h>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -142,7 +143,8 @@ class StableBuffer : public test::Cuda {
   std::optional<DeviceResource> memory;
 };
 
-// --- Address and contents ----------------------------------------------------------------------------
+// --- Address and contents
+// ----------------------------------------------------------------------------
 
 TEST_F(StableBuffer, HasNothingBeforeItsFirstFinalize) {
   const Buffer buffer(kName, *memory);
@@ -214,7 +216,8 @@ TEST_F(StableBuffer, HoldsAnyTriviallyCopyableType) {
   };
   EXPECT_TRUE(holds(std::vector<std::int8_t>{-128, -1, 0, 1, 127}));
   EXPECT_TRUE(holds(std::vector<__nv_bfloat16>{__float2bfloat16(1.5F), __float2bfloat16(-3.0F)}));
-  EXPECT_TRUE(holds(std::vector<Record24>{{1.0, -2, 3.0F, 4}, {5.0, 6, -7.0F, 8}, {9, 10, 11, 12}}));
+  EXPECT_TRUE(
+      holds(std::vector<Record24>{{1.0, -2, 3.0F, 4}, {5.0, 6, -7.0F, 8}, {9, 10, 11, 12}}));
 }
 
 TEST_F(StableBuffer, AllocateGivesTheAddressBeforeAnySource) {
@@ -302,21 +305,27 @@ TEST_F(StableBuffer, FinalizeIsRepeatable) {
   EXPECT_EQ(buffer.generation(), 6U);
 }
 
-// --- Refusals ----------------------------------------------------------------------------------------
+// --- Refusals
+// ----------------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, AnotherShapeIsRefusedAndNothingChanges) {
   const DeviceArray<float> source(values(1));
   Buffer buffer = filled(source);
   float* const address = buffer.data();
-  const Shape others[] = {{kRows, kHidden * 2}, {kHidden, kRows}, {kRows, kHidden, 1}, {kRows * kHidden},
-                          {kRows, 0},           {0},              {},                  {kRows + 1, kHidden}};
+  const Shape others[] = {{kRows, kHidden * 2},
+                          {kHidden, kRows},
+                          {kRows, kHidden, 1},
+                          {kRows * kHidden},
+                          {kRows, 0},
+                          {0},
+                          {},
+                          {kRows + 1, kHidden}};
   for (const Shape& other : others) {
     const auto refit = [&] {
-      buffer.finalize(Custom<float>(other, [](float*, cudaStream_t) { FAIL() << "it must not run"; }),
-                      stream);
+      buffer.finalize(
+          Custom<float>(other, [](float*, cudaStream_t) { FAIL() << "it must not run"; }), stream);
     };
-    expect_refused(Rule::shape_mismatch, refit,
-                   {kName, "finalize", "[24, 96]", to_string(other)});
+    expect_refused(Rule::shape_mismatch, refit, {kName, "finalize", "[24, 96]", to_string(other)});
     EXPECT_EQ(buffer.data(), address);
     EXPECT_EQ(buffer.generation(), 1U);
     EXPECT_EQ(buffer.state(), State::live);
@@ -355,10 +364,12 @@ TEST_F(StableBuffer, AdoptRefusesWhatItCannotWriteInPlace) {
     buffer.adopt(TensorView(reinterpret_cast<std::int32_t*>(engine.data()), kShape, 0));
   });
   expect_refused(Rule::not_contiguous,
-                 [&] { buffer.adopt(TensorView(engine.data(), {kHidden, kRows}, {1, kHidden}, 0)); },
+                 [&] {
+                   buffer.adopt(TensorView(engine.data(), {kHidden, kRows}, {1, kHidden}, 0));
+                 },
                  {kName, "adopt"});
-  expect_refused(Rule::device_mismatch,
-                 [&] { buffer.adopt(TensorView(engine.data(), kShape, 1)); }, {kName, "adopt"});
+  expect_refused(Rule::device_mismatch, [&] { buffer.adopt(TensorView(engine.data(), kShape, 1)); },
+                 {kName, "adopt"});
   std::vector<float> host(kCount);
   expect_refused(Rule::device_mismatch, [&] { buffer.adopt(TensorView(host.data(), kShape, 0)); },
                  {kName, "no device memory"});
@@ -371,9 +382,10 @@ TEST_F(StableBuffer, SizeBeyond63BitsIsRefusedBeforeAnyCall) {
   constexpr std::int64_t kTooMany = std::numeric_limits<std::int64_t>::max() / 4 + 1;
   Buffer buffer(kName, *memory);
   expect_refused(Rule::size_overflow, [&] { buffer.allocate({kTooMany}); }, {kName, "allocate"});
-  expect_refused(Rule::size_overflow,
-                 [&] { buffer.finalize(Custom<float>({kTooMany}, [](float*, cudaStream_t) {}), stream); },
-                 {kName, "finalize"});
+  expect_refused(
+      Rule::size_overflow,
+      [&] { buffer.finalize(Custom<float>({kTooMany}, [](float*, cudaStream_t) {}), stream); },
+      {kName, "finalize"});
   EXPECT_EQ(buffer.state(), State::empty);
 }
 
@@ -470,7 +482,8 @@ TEST_F(StableBuffer, TwoChangesAtOnceGiveBusy) {
   EXPECT_EQ(test::download(buffer.data(), kCount), values(1));
 }
 
-// --- Capture -----------------------------------------------------------------------------------------
+// --- Capture
+// -----------------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, FirstFinalizeInCaptureIsRefusedAndTheCaptureStaysValid) {
   const DeviceArray<float> source(values(1));
@@ -542,8 +555,8 @@ TEST_F(StableBuffer, RecordIntoAnAllocatedBufferLeavesItUnset) {
   const DeviceArray<float> source(values(1));
   Buffer buffer(kName, *memory);
   buffer.allocate(kShape);
-  const Graph graph(
-      stream, [&] { buffer.finalize(CopyOf<float>(view(source)), Capture::record, stream); });
+  const Graph graph(stream,
+                    [&] { buffer.finalize(CopyOf<float>(view(source)), Capture::record, stream); });
   EXPECT_EQ(buffer.state(), State::unset);
   EXPECT_EQ(buffer.generation(), 0U);
   graph.launch(stream);
@@ -566,9 +579,8 @@ TEST_F(StableBuffer, BrokenCaptureIsRefusedNotRecorded) {
   void* refused = nullptr;
   EXPECT_EQ(cudaMalloc(&refused, 256), cudaErrorStreamCaptureUnsupported);  // breaks the capture
   (void)cudaGetLastError();
-  expect_refused(Rule::refit_in_capture, [&] {
-    buffer.finalize(CopyOf<float>(view(source)), Capture::record, stream);
-  });
+  expect_refused(Rule::refit_in_capture,
+                 [&] { buffer.finalize(CopyOf<float>(view(source)), Capture::record, stream); });
   cudaGraph_t graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaErrorStreamCaptureInvalidated);
   (void)cudaGetLastError();
@@ -681,7 +693,8 @@ TEST_F(StableBuffer, MarksAreRefusedInCaptureAndTheCaptureStaysValid) {
   EXPECT_EQ(output.download(), values(1));
 }
 
-// --- Streams and order -------------------------------------------------------------------------------
+// --- Streams and order
+// -------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, StreamZeroIsTheLegacyStream) {
   const DeviceArray<float> source(values(1));
@@ -818,12 +831,14 @@ TEST_F(StableBuffer, DestructorWaitsForFillsAndMarkedUses) {
   }
   // An adopted buffer frees nothing, but must not write after its end either.
   std::vector<float> now(kCount);
-  ok(cudaMemcpyAsync(now.data(), engine.data(), kCount * sizeof(float), cudaMemcpyDeviceToHost, reader));
+  ok(cudaMemcpyAsync(now.data(), engine.data(), kCount * sizeof(float), cudaMemcpyDeviceToHost,
+                     reader));
   ok(cudaStreamSynchronize(reader));
   EXPECT_EQ(now, values(1));
 }
 
-// --- Ownership ---------------------------------------------------------------------------------------
+// --- Ownership
+// ---------------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, MovingKeepsTheAddressAndDisarmsTheSource) {
   const DeviceArray<float> source(values(1));
@@ -924,7 +939,8 @@ TEST_F(StableBuffer, ManyRefitsUseNoMoreMemory) {
   EXPECT_EQ(memory->ledger().live().size(), 1U);
 }
 
-// --- Threads -----------------------------------------------------------------------------------------
+// --- Threads
+// -----------------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, ObserversAndMarksAreSafeBesideFinalize) {
   const DeviceArray<float> source(values(1));
@@ -965,7 +981,8 @@ TEST_F(StableBuffer, ObserversAndMarksAreSafeBesideFinalize) {
   EXPECT_EQ(test::download(buffer.data(), kCount), values(1));
 }
 
-// --- Devices -----------------------------------------------------------------------------------------
+// --- Devices
+// -----------------------------------------------------------------------------------------
 
 class StableBufferOnTwoDevices : public StableBuffer {
  protected:
@@ -1035,7 +1052,8 @@ TEST_F(StableBufferOnTwoDevices, AnotherDevicesStreamOrSourceIsRefused) {
   expect_refused(Rule::device_mismatch, [&] { buffer.finalize(recipe1(), stream); },
                  {kName, "finalize", "device 1", "device 0"});
   expect_refused(Rule::device_mismatch,
-                 [&] { buffer.finalize(CopyOf<float>(view(source0)), stream1); }, {kName, "source"});
+                 [&] { buffer.finalize(CopyOf<float>(view(source0)), stream1); },
+                 {kName, "source"});
   const cudaStream_t legacy = nullptr;  // the current device's, which is 0
   expect_refused(Rule::device_mismatch, [&] { buffer.finalize(recipe1(), legacy); });
   EXPECT_EQ(buffer.state(), State::empty);
@@ -1057,7 +1075,8 @@ TEST_F(StableBufferOnTwoDevices, RecordNeedsTheBuffersDeviceToBeCurrent) {
   ok(cudaStreamSynchronize(stream1));
   const Graph refused(stream, [&] {
     expect_refused(Rule::device_mismatch,
-                   [&] { buffer.finalize(recipe1(), Capture::record, stream); }, {kName, "device 1"});
+                   [&] { buffer.finalize(recipe1(), Capture::record, stream); },
+                   {kName, "device 1"});
   });
   EXPECT_EQ(refused.nodes(), 0U);
   ok(cudaSetDevice(1));

@@ -3,12 +3,13 @@
 
 #include "holdfast/tensor_view.hpp"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <gtest/gtest.h>
 #include <initializer_list>
 #include <limits>
 #include <numeric>
@@ -93,7 +94,8 @@ std::intptr_t element(const TensorView& view, const Index& index) {
 /// Addresses of all elements, in row-major order of their index.
 std::vector<std::intptr_t> elements(const TensorView& view) {
   std::vector<std::intptr_t> result;
-  for_each_index(list(view.shape()), [&](const Index& index) { result.push_back(element(view, index)); });
+  for_each_index(list(view.shape()),
+                 [&](const Index& index) { result.push_back(element(view, index)); });
   return result;
 }
 
@@ -101,7 +103,8 @@ std::vector<std::intptr_t> elements(const TensorView& view) {
 bool row_major_without_gaps(const TensorView& view) {
   const std::vector<std::intptr_t> all = elements(view);
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i] != address(view.data()) + static_cast<std::intptr_t>(i) * view.element_bytes()) return false;
+    if (all[i] != address(view.data()) + static_cast<std::intptr_t>(i) * view.element_bytes())
+      return false;
   }
   return true;
 }
@@ -116,8 +119,8 @@ struct alignas(16) Aligned {
   std::array<std::int32_t, 4> words;
 };
 
-/// Small views of every rank, some of them broadcast, reversed, transposed, contiguous or empty, that lie
-/// inside an arena.
+/// Small views of every rank, some of them broadcast, reversed, transposed, contiguous or empty,
+/// that lie inside an arena.
 class RandomViews {
  public:
   explicit RandomViews(std::uint64_t seed) : random_(seed) {}
@@ -137,8 +140,9 @@ class RandomViews {
       strides = list(Strides::contiguous(shape_of(extents)));
       if (rank > 0 && number(0, 1) == 0) strides[index_below(rank)] += number(-1, 1);
     }
-    return number(0, 1) == 0 ? TensorView(&floats_[kMiddle], shape_of(extents), strides_of(strides), 0)
-                             : TensorView(&wide_[kMiddle], shape_of(extents), strides_of(strides), 0);
+    return number(0, 1) == 0
+               ? TensorView(&floats_[kMiddle], shape_of(extents), strides_of(strides), 0)
+               : TensorView(&wide_[kMiddle], shape_of(extents), strides_of(strides), 0);
   }
 
   std::size_t index_below(std::size_t count) {
@@ -319,7 +323,8 @@ TEST(ByteRange, OverlapsOnlyARangeWithACommonByte) {
         for (std::size_t d = c; d <= 6; ++d) {
           bool shared = false;
           for (std::size_t byte = a; byte < b; ++byte) shared = shared || (byte >= c && byte < d);
-          EXPECT_EQ(range(a, b).overlaps(range(c, d)), shared) << a << ' ' << b << ' ' << c << ' ' << d;
+          EXPECT_EQ(range(a, b).overlaps(range(c, d)), shared)
+              << a << ' ' << b << ' ' << c << ' ' << d;
         }
       }
     }
@@ -482,11 +487,22 @@ TEST(TensorView, RefusesANegativeDevice) {
   EXPECT_EQ(broken_rule([&] { return TensorView(&value, Shape{}, -1); }), "device_mismatch");
 }
 
-/// The rule that a view of `T` at some address breaks.
+/// The rule that a view of `T` breaks at an address which leaves 2^63 bytes on either side.
 template <class T>
 std::string layout_rule(const Shape& shape, const Strides& strides) {
-  static T value{};
-  return broken_rule([&] { return TensorView(&value, shape, strides, 0); });
+  auto* const middle = reinterpret_cast<T*>(std::uintptr_t{1} << 63U);
+  return broken_rule([&] { return TensorView(middle, shape, strides, 0); });
+}
+
+TEST(TensorView, RefusesElementsOutsideTheAddressSpace) {
+  auto* const low = reinterpret_cast<float*>(std::uintptr_t{4096});
+  EXPECT_EQ(broken_rule([&] { return TensorView(low, Shape{2}, Strides{-1024}, 0); }), "none");
+  EXPECT_EQ(broken_rule([&] { return TensorView(low, Shape{2}, Strides{-1025}, 0); }),
+            "size_overflow");
+  auto* const high = reinterpret_cast<float*>(~std::uintptr_t{0} - 4095);
+  EXPECT_EQ(broken_rule([&] { return TensorView(high, Shape{2}, Strides{1022}, 0); }), "none");
+  EXPECT_EQ(broken_rule([&] { return TensorView(high, Shape{2}, Strides{1023}, 0); }),
+            "size_overflow");
 }
 
 // The bytes from the first to the end of the last element must fit 63 bits. For floats these are
@@ -508,7 +524,8 @@ TEST(TensorView, RefusesSpansOfOneElementMore) {
   EXPECT_EQ(layout_rule<float>(Shape{2}, Strides{kFloatSpan + 1}), "size_overflow");
   EXPECT_EQ(layout_rule<float>(Shape{2}, Strides{-kFloatSpan - 1}), "size_overflow");
   EXPECT_EQ(layout_rule<float>(Shape{3}, Strides{kFloatSpan / 2 + 1}), "size_overflow");
-  EXPECT_EQ(layout_rule<float>(Shape{2, 2}, Strides{pow2(60), kFloatSpan - pow2(60) + 1}), "size_overflow");
+  EXPECT_EQ(layout_rule<float>(Shape{2, 2}, Strides{pow2(60), kFloatSpan - pow2(60) + 1}),
+            "size_overflow");
   EXPECT_EQ(layout_rule<float>(Shape{2, 2}, Strides{-pow2(60), pow2(60) - kFloatSpan - 1}),
             "size_overflow");
   EXPECT_EQ(layout_rule<std::uint8_t>(Shape{2}, Strides{kMax}), "size_overflow");
@@ -517,8 +534,8 @@ TEST(TensorView, RefusesSpansOfOneElementMore) {
 }
 
 TEST(TensorView, RefusesSpansWhoseProductsWrap) {
-  EXPECT_EQ(layout_rule<float>(Shape{5}, Strides{pow2(62)}), "size_overflow");   // 4 * 2^62 = 2^64
-  EXPECT_EQ(layout_rule<float>(Shape{2}, Strides{pow2(62)}), "size_overflow");   // in bytes 2^64
+  EXPECT_EQ(layout_rule<float>(Shape{5}, Strides{pow2(62)}), "size_overflow");  // 4 * 2^62 = 2^64
+  EXPECT_EQ(layout_rule<float>(Shape{2}, Strides{pow2(62)}), "size_overflow");  // in bytes 2^64
   EXPECT_EQ(layout_rule<float>(Shape{kMax}, Strides{kMax}), "size_overflow");
   EXPECT_EQ(layout_rule<float>(Shape{2, 2, 2, 2}, Strides{pow2(62), pow2(62), pow2(62), pow2(62)}),
             "size_overflow");
@@ -570,12 +587,14 @@ TEST(TensorView, GivesItsAddressOnlyAsItsOwnType) {
   EXPECT_EQ(broken_rule([&] { return view.data_as<std::int32_t>(); }), "type_mismatch");
   EXPECT_EQ(broken_rule([&] { return view.data_as<__half>(); }), "type_mismatch");
   EXPECT_EQ(broken_rule([&] { return view.data_as<double>(); }), "type_mismatch");
-  EXPECT_EQ(broken_rule([&] { return view.data_as<unsigned>(); }), "type_mismatch") << "opaque, 4 bytes";
+  EXPECT_EQ(broken_rule([&] { return view.data_as<unsigned>(); }), "type_mismatch")
+      << "opaque, 4 bytes";
 }
 
 TEST(TensorView, TellsTypesOfOneSizeApart) {
   alignas(2) std::array<std::byte, 2> memory{};
-  const TensorView view(static_cast<__nv_bfloat16*>(static_cast<void*>(memory.data())), Shape{1}, 0);
+  const TensorView view(static_cast<__nv_bfloat16*>(static_cast<void*>(memory.data())), Shape{1},
+                        0);
   EXPECT_EQ(broken_rule([&] { return view.data_as<__half>(); }), "type_mismatch");
   EXPECT_EQ(broken_rule([&] { return view.data_as<__nv_bfloat16>(); }), "none");
 }
@@ -698,7 +717,8 @@ TEST(TensorView, HullIsTheSmallestRangeThatHoldsAllElements) {
     if (all.empty()) continue;
     const auto [first, last] = std::ranges::minmax(all);
     const ByteRange hull = view.hull();
-    ASSERT_EQ(address(hull.begin), first) << to_string(view.shape()) << ' ' << to_string(view.strides());
+    ASSERT_EQ(address(hull.begin), first)
+        << to_string(view.shape()) << ' ' << to_string(view.strides());
     ASSERT_EQ(address(hull.end), last + view.element_bytes())
         << to_string(view.shape()) << ' ' << to_string(view.strides());
   }
@@ -818,8 +838,9 @@ TEST(TensorView, ASliceOfASliceCountsFromTheFirstSlice) {
   const TensorView view(memory.data(), Shape{10, 4}, 0);
   const TensorView slice = view.slice(0, 2, 7).slice(0, 3, 2).slice(1, 1, 2);
   EXPECT_EQ(slice.shape(), (Shape{2, 2}));
-  EXPECT_EQ(elements(slice), (std::vector<std::intptr_t>{address(&memory[21]), address(&memory[22]),
-                                                        address(&memory[25]), address(&memory[26])}));
+  EXPECT_EQ(elements(slice),
+            (std::vector<std::intptr_t>{address(&memory[21]), address(&memory[22]),
+                                        address(&memory[25]), address(&memory[26])}));
 }
 
 TEST(TensorView, ASliceMayBeTheWholeAxis) {
@@ -901,7 +922,8 @@ TEST(TensorView, UnflattenSplitsAnAxisInRowMajorOrder) {
 
 TEST(TensorView, UnflattenSplitsStreamsOffHidden) {
   std::vector<float> memory(24 * 4 * 16);
-  const TensorView view = TensorView(memory.data(), Shape{24, 4 * 16}, 0).unflatten(1, Shape{4, 16});
+  const TensorView view =
+      TensorView(memory.data(), Shape{24, 4 * 16}, 0).unflatten(1, Shape{4, 16});
   EXPECT_EQ(view.shape(), (Shape{24, 4, 16}));
   EXPECT_EQ(view.strides(), (Strides{64, 16, 1}));
   EXPECT_TRUE(view.is_contiguous());
@@ -926,8 +948,9 @@ TEST(TensorView, UnflattenRefusesAnAxisThatItDoesNotHave) {
   const TensorView view(memory.data(), Shape{2, 12}, 0);
   EXPECT_EQ(broken_rule([&] { return view.unflatten(2, Shape{12}); }), "unsupported_shape");
   EXPECT_EQ(broken_rule([&] { return view.unflatten(-1, Shape{2}); }), "unsupported_shape");
-  EXPECT_EQ(broken_rule([&] { return TensorView(memory.data(), Shape{}, 0).unflatten(0, Shape{}); }),
-            "unsupported_shape");
+  EXPECT_EQ(
+      broken_rule([&] { return TensorView(memory.data(), Shape{}, 0).unflatten(0, Shape{}); }),
+      "unsupported_shape");
 }
 
 TEST(TensorView, UnflattenRefusesAResultOfRankSix) {
@@ -935,7 +958,9 @@ TEST(TensorView, UnflattenRefusesAResultOfRankSix) {
   const TensorView view(memory.data(), Shape{2, 2, 4}, 0);
   EXPECT_EQ(view.unflatten(2, Shape{2, 1, 2}).shape().rank(), 5);
   // By itself, and not only because no Shape of rank 6 can be made.
-  EXPECT_TRUE(contains(message_of([&] { return view.unflatten(2, Shape{2, 1, 2, 1}); }),
+  EXPECT_TRUE(contains(message_of([&] {
+                         return view.unflatten(2, Shape{2, 1, 2, 1});
+                       }),
                        "unflatten of tensor [2, 2, 4]"));
 }
 
@@ -972,8 +997,8 @@ TEST(TensorView, DerivedViewsKeepTypeDeviceAndPermission) {
   const Wide* readable = memory.data();
   for (const TensorView& view :
        {TensorView(memory.data(), Shape{3, 4}, 5), TensorView(readable, Shape{3, 4}, 5)}) {
-    for (const TensorView& derived :
-         {view.permute({1, 0}), view.slice(1, 1, 2), view.slice(0, 0, 0), view.unflatten(1, Shape{2, 2})}) {
+    for (const TensorView& derived : {view.permute({1, 0}), view.slice(1, 1, 2),
+                                      view.slice(0, 0, 0), view.unflatten(1, Shape{2, 2})}) {
       EXPECT_EQ(derived.element_type(), ElementType::opaque);
       EXPECT_EQ(derived.element_bytes(), 24);
       EXPECT_EQ(derived.device(), 5);

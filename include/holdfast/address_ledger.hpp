@@ -5,9 +5,9 @@
 /// \file
 /// AddressLedger: who lives, and who lived, at which device address.
 ///
-/// A captured graph holds bare addresses and outlives what they meant. The ledger keeps the meaning:
-/// every range that a buffer owns, and a bounded history of ranges that were given up. It reads and
-/// writes no device memory. Safe to use from several threads.
+/// A captured graph holds bare addresses and outlives what they meant. The ledger keeps the
+/// meaning: every range that a buffer owns, and a bounded history of ranges that were given up. It
+/// reads and writes no device memory. Safe to use from several threads.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,7 +28,8 @@ struct AddressRange {
   std::uintptr_t base = 0;  ///< device address
   std::size_t bytes = 0;
   int device = 0;
-  std::uint64_t buffer_id = 0;  ///< the driver's number of the allocation; never reused in a process
+  std::uint64_t buffer_id =
+      0;  ///< the driver's number of the allocation; never reused in a process
 
   /// Whether `address` is one of the bytes. One past the end is not.
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
@@ -87,7 +88,8 @@ class AddressLedger {
   };
 
   /// `history` bounds how many retired ranges are kept; the oldest go first.
-  explicit AddressLedger(std::size_t history = kDefaultHistory) : state_(std::make_shared<State>()) {
+  explicit AddressLedger(std::size_t history = kDefaultHistory)
+      : state_(std::make_shared<State>()) {
     state_->history = history;
   }
   ~AddressLedger() = default;
@@ -118,7 +120,8 @@ class AddressLedger {
   /// The ranges that were given up, oldest first. They may be in use again, by us or by others:
   /// compare `buffer_id`.
   [[nodiscard]] std::vector<AddressRange> retired() const { return copy(&State::retired); }
-  /// How many retired ranges the bound has pushed out. Above 0, "not in the history" proves nothing.
+  /// How many retired ranges the bound has pushed out. Above 0, "not in the history" proves
+  /// nothing.
   [[nodiscard]] std::uint64_t forgotten() const {
     const std::lock_guard lock(state_->mutex);
     return state_->forgotten;
@@ -140,7 +143,7 @@ class AddressLedger {
     }
   };
 
-  [[nodiscard]] std::vector<AddressRange> copy(std::list<AddressRange> State::* list) const {
+  [[nodiscard]] std::vector<AddressRange> copy(std::list<AddressRange> State::*list) const {
     const std::lock_guard lock(state_->mutex);
     const auto& ranges = (*state_).*list;
     return {ranges.begin(), ranges.end()};

@@ -9,10 +9,11 @@
 /// A failed operation has changed nothing unless its own documentation says otherwise. Nothing here
 /// prints, exits or keeps an error for later.
 
-#include <concepts>
-#include <cstdint>
 #include <cuda/std/source_location>
 #include <cuda_runtime_api.h>
+
+#include <concepts>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -22,22 +23,22 @@ namespace holdfast {
 
 /// The rule that a caller broke; the machine-readable half of a ContractError.
 enum class Rule : std::uint8_t {
-  null_pointer,           ///< a view of at least one element has no address
-  unsupported_shape,      ///< rank above 5, a negative extent, or extents that the operation rejects
-  size_overflow,          ///< a size in elements or bytes does not fit its integer
-  shape_mismatch,         ///< the shape is not the one that the object was made with
-  type_mismatch,          ///< the element type is not the object's
-  device_mismatch,        ///< stream, memory and object do not lie on one device
-  not_contiguous,         ///< a row-major view without gaps is required here
-  misaligned,             ///< the address is not a multiple of the element's alignment
-  read_only,              ///< the view promises not to write, and the operation writes
-  source_overlaps_target, ///< a recipe reads memory that it is about to write
-  not_allocated,          ///< the buffer has no address yet
-  already_allocated,      ///< the buffer has its address for life and cannot get another one
-  allocation_in_capture,  ///< a first finalize on a stream that is being captured
-  refit_in_capture,       ///< a later finalize on a stream that is being captured
-  mark_in_capture,        ///< a use or a wait cannot be recorded while the stream is captured
-  moved_from,             ///< the object was moved away
+  null_pointer,       ///< a view of at least one element has no address
+  unsupported_shape,  ///< rank above 5, a negative extent, or extents that the operation rejects
+  size_overflow,      ///< a size in elements or bytes does not fit its integer
+  shape_mismatch,     ///< the shape is not the one that the object was made with
+  type_mismatch,      ///< the element type is not the object's
+  device_mismatch,    ///< stream, memory and object do not lie on one device
+  not_contiguous,     ///< a row-major view without gaps is required here
+  misaligned,         ///< the address is not a multiple of the element's alignment
+  read_only,          ///< the view promises not to write, and the operation writes
+  source_overlaps_target,  ///< a recipe reads memory that it is about to write
+  not_allocated,           ///< the buffer has no address yet
+  already_allocated,       ///< the buffer has its address for life and cannot get another one
+  allocation_in_capture,   ///< a first finalize on a stream that is being captured
+  refit_in_capture,        ///< a later finalize on a stream that is being captured
+  mark_in_capture,         ///< a use or a wait cannot be recorded while the stream is captured
+  moved_from,              ///< the object was moved away
 };
 
 /// Why a refit could not go on; the machine-readable half of a RefitError.
@@ -136,8 +137,8 @@ template <MessageText Text>
   return message;
 }
 
-/// Takes `code` off the calling thread's last-error slot, and leaves any other error there. A sticky
-/// error (a device fault) comes back with every later call, so it cannot be lost this way.
+/// Takes `code` off the calling thread's last-error slot, and leaves any other error there. A
+/// sticky error (a device fault) comes back with every later call, so it cannot be lost this way.
 inline void clear_last_error(cudaError_t code) noexcept {
   if (cudaPeekAtLastError() == code) (void)cudaGetLastError();
 }
@@ -165,7 +166,8 @@ void expects(bool condition, Rule rule, const Text& text,
 template <MessageText Text>
 void check(cudaError_t code, const Text& text,
            const cuda::std::source_location& where = cuda::std::source_location::current()) {
-  if (code == cudaSuccess) [[likely]] return;
+  if (code == cudaSuccess) [[likely]]
+    return;
   detail::clear_last_error(code);
   const std::string message = detail::render(text, where) + ": " + cudaGetErrorName(code) + " (" +
                               std::to_string(static_cast<int>(code)) +

@@ -3,12 +3,12 @@
 #pragma once
 
 /// \file
-/// Everything in include/: what a plain .cpp file of an engine needs. It takes any C++20 host compiler
-/// and the headers of CUDA 13.0 or later.
+/// Everything in include/: what a plain .cpp file of an engine needs. It takes any C++20 host
+/// compiler and the headers of CUDA 13.0 or later.
 ///
-/// Conventions: a function that takes a stream enqueues on it and returns, unless its first line says
-/// that it synchronises. Streams are the last parameter and never defaulted. Sizes are int64, in
-/// elements unless the name says bytes. Every error is an exception of error.hpp.
+/// Conventions: a function that takes a stream enqueues on it and returns, unless its first line
+/// says that it synchronises. Streams are the last parameter and never defaulted. Sizes are int64,
+/// in elements unless the name says bytes. Every error is an exception of error.hpp.
 
 #include "holdfast/address_ledger.hpp"
 #include "holdfast/error.hpp"

@@ -3,8 +3,8 @@
 #pragma once
 
 /// \file
-/// Where device memory comes from: the MemoryResource concept, a non-owning reference to any model of
-/// it, and DeviceResource, which is cudaMalloc.
+/// Where device memory comes from: the MemoryResource concept, a non-owning reference to any model
+/// of it, and DeviceResource, which is cudaMalloc.
 ///
 /// A resource has one device and one AddressLedger and outlives every buffer that was made with it.
 /// A stream-ordered pool is not a resource: during capture its memory would belong to the graph.
@@ -14,10 +14,11 @@
 #include "holdfast/detail/device_guard.hpp"
 #include "holdfast/error.hpp"
 
+#include <cuda_runtime_api.h>
+
 #include <atomic>
 #include <concepts>
 #include <cstddef>
-#include <cuda_runtime_api.h>
 #include <memory>
 #include <new>
 #include <string>
@@ -27,26 +28,31 @@ namespace holdfast {
 
 /// What a type must offer to be the source of a buffer's memory:
 ///
-/// - `allocate(bytes)`, bytes > 0: device memory on `device()`, aligned to 256 bytes or more, usable at
-///   once on every stream. Throws OutOfMemory or CudaError, and then has changed nothing.
+/// - `allocate(bytes)`, bytes > 0: device memory on `device()`, aligned to 256 bytes or more,
+///   usable at once on every stream. Throws OutOfMemory or CudaError, and then has changed nothing.
 /// - `deallocate(address, bytes)`: gives it back; never throws.
-/// - both may be called during captures, of this thread or of another, and disturb none; both leave the
-///   current device as they found it.
+/// - both may be called during captures, of this thread or of another, and disturb none; both leave
+///   the current device as they found it.
 /// - `device()`, `ledger()`.
 template <class R>
 concept MemoryResource = requires(R& resource, void* address, std::size_t bytes) {
   { resource.allocate(bytes) } -> std::same_as<void*>;
-  { resource.deallocate(address, bytes) } noexcept -> std::same_as<void>;
-  { resource.device() } noexcept -> std::same_as<int>;
-  { resource.ledger() } noexcept -> std::same_as<AddressLedger&>;
+  { resource.deallocate(address, bytes) }
+  noexcept->std::same_as<void>;
+  { resource.device() }
+  noexcept->std::same_as<int>;
+  { resource.ledger() }
+  noexcept->std::same_as<AddressLedger&>;
 };
 
-/// Any resource, by reference: two pointers, copied freely. The resource must outlive the reference.
+/// Any resource, by reference: two pointers, copied freely. The resource must outlive the
+/// reference.
 class ResourceRef {
  public:
   template <class R>
-    requires(MemoryResource<R> && !std::same_as<std::remove_cv_t<R>, ResourceRef>)
-  ResourceRef(R& resource) noexcept : resource_(std::addressof(resource)), calls_(&kCalls<R>) {}
+  requires(MemoryResource<R> && !std::same_as<std::remove_cv_t<R>, ResourceRef>)
+      ResourceRef(R& resource)
+  noexcept : resource_(std::addressof(resource)), calls_(&kCalls<R>) {}
 
   [[nodiscard]] void* allocate(std::size_t bytes) { return calls_->allocate(resource_, bytes); }
   void deallocate(void* address, std::size_t bytes) noexcept {
@@ -76,8 +82,8 @@ class ResourceRef {
   const Calls* calls_;
 };
 
-/// cudaMalloc on one device. Giving memory back waits for the whole device, as cudaFree does. Safe to
-/// use from several threads.
+/// cudaMalloc on one device. Giving memory back waits for the whole device, as cudaFree does. Safe
+/// to use from several threads.
 class DeviceResource {
  public:
   /// On the current device. \throws CudaError.

@@ -5,13 +5,15 @@
 /// \file
 /// Recipe: how the contents of a derived parameter are made.
 ///
-/// A recipe is a pure function from its sources to one contiguous row-major tensor. It is built from
-/// views at the moment of use and is not kept: no address of a source outlives the call that used it.
+/// A recipe is a pure function from its sources to one contiguous row-major tensor. It is built
+/// from views at the moment of use and is not kept: no address of a source outlives the call that
+/// used it.
 
 #include "holdfast/tensor_view.hpp"
 
-#include <concepts>
 #include <cuda/stream_ref>
+
+#include <concepts>
 #include <ranges>
 
 namespace holdfast {
@@ -20,12 +22,12 @@ namespace holdfast {
 ///
 /// - `shape()`: the shape of the result.
 /// - `sources()`: by value, the byte ranges that it reads (of a strided source its hull).
-/// - `operator()(T* out, cuda::stream_ref stream) const`: enqueues on `stream`, and only there, work
-///   that writes every element of `out` and reads nothing that the recipe itself writes. It neither
-///   allocates nor synchronises, may be captured, and may run any number of times: the same sources
-///   give the same bytes. The current device is the buffer's. It throws if it cannot enqueue. Its
-///   kernels never trigger programmatic launch early, so that a reader may rely on stream order. It
-///   is not called for an empty shape.
+/// - `operator()(T* out, cuda::stream_ref stream) const`: enqueues on `stream`, and only there,
+///   work that writes every element of `out` and reads nothing that the recipe itself writes. It
+///   neither allocates nor synchronises, may be captured, and may run any number of times: the same
+///   sources give the same bytes. The current device is the buffer's. It throws if it cannot
+///   enqueue. Its kernels never trigger programmatic launch early, so that a reader may rely on
+///   stream order. It is not called for an empty shape.
 template <class R, class T>
 concept Recipe = requires(const R& recipe, T* out, cuda::stream_ref stream) {
   { recipe.shape() } -> std::convertible_to<Shape>;

@@ -3,7 +3,8 @@
 #pragma once
 
 /// \file
-/// StableBuffer<T>: one device allocation with one address for life, whose contents a recipe renews.
+/// StableBuffer<T>: one device allocation with one address for life, whose contents a recipe
+/// renews.
 ///
 /// From the first success on, data() never changes, whatever fails. A request that cannot be met at
 /// that address is refused; nothing ever falls back to another one. The buffer orders its own fills
@@ -19,11 +20,12 @@
 #include "holdfast/recipe.hpp"
 #include "holdfast/tensor_view.hpp"
 
+#include <cuda/stream_ref>
+#include <cuda_runtime_api.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cuda/stream_ref>
-#include <cuda_runtime_api.h>
 #include <limits>
 #include <memory>
 #include <new>
@@ -114,8 +116,9 @@ class StableStorage {
     Changing(StableStorage& storage, const char* operation) : busy_(storage.busy_) {
       if (!busy_.test_and_set(std::memory_order_acquire)) return;
       throw RefitError(Reason::busy,
-                       storage.says(operation, "another thread is changing the buffer; order the "
-                                               "two calls and try again [busy]"));
+                       storage.says(operation,
+                                    "another thread is changing the buffer; order the "
+                                    "two calls and try again [busy]"));
     }
     ~Changing() { busy_.clear(std::memory_order_release); }
     Changing(const Changing&) = delete;
@@ -132,7 +135,7 @@ class StableStorage {
   void expects_not_capturing(const char* operation, cudaStream_t stream) const;
   void enter(Allocation& fresh) const;
   void publish(Allocation& fresh, const Shape& shape, State state) noexcept;
-  void mark_filled(cudaStream_t stream);
+  void mark_filled(cudaStream_t stream, unsigned long long id);
 
   std::string name_;
   ResourceRef memory_;
@@ -172,26 +175,29 @@ inline StableStorage::~StableStorage() {
 }
 
 inline const Shape& StableStorage::shape() const {
-  expects(state() != State::empty, Rule::not_allocated,
-          [this] { return says("shape", "the buffer has none before allocate, adopt or finalize"); });
+  expects(state() != State::empty, Rule::not_allocated, [this] {
+    return says("shape", "the buffer has none before allocate, adopt or finalize");
+  });
   return shape_;
 }
 
 template <class Fill>
-void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sources, Capture capture,
-                             cudaStream_t stream, const Fill& fill) {
+void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sources,
+                             Capture capture, cudaStream_t stream, const Fill& fill) {
   const Changing changing(*this, "finalize");
   const bool first = state() == State::empty;
   const std::size_t bytes = byte_count("finalize", shape);
   const CaptureState capturing = capture_state(stream);
   if (first) {
     expects(capturing == CaptureState::none, Rule::allocation_in_capture, [this] {
-      return says("finalize", "the stream is being captured, and a first finalize allocates; call "
-                              "finalize or allocate before capture");
+      return says("finalize",
+                  "the stream is being captured, and a first finalize allocates; call "
+                  "finalize or allocate before capture");
     });
   } else {
     expects(shape == shape_, Rule::shape_mismatch, [this, &shape] {
-      return says("finalize", "expected shape " + to_string(shape_) + ", found " + to_string(shape) +
+      return says("finalize", "expected shape " + to_string(shape_) + ", found " +
+                                  to_string(shape) +
                                   "; the shape is fixed for life, because captured graphs hold the "
                                   "address: use another buffer and capture again");
     });
@@ -204,8 +210,8 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
             });
   }
   // A captured stream must not be asked for its device; a capture is of the current one.
-  expects_device("finalize", capturing == CaptureState::none ? stream_device(stream)
-                                                             : current_device());
+  expects_device("finalize",
+                 capturing == CaptureState::none ? stream_device(stream) : current_device());
   expects_sources(sources);
 
   const DeviceGuard on_device(device());
@@ -213,13 +219,14 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
     if (bytes > 0) fill(address());
     return;
   }
+  const unsigned long long id = stream_id(stream);
   if (first) {
     Allocation fresh(memory_, bytes);
     enter(fresh);
     if (bytes > 0) {
       try {
         fill(fresh.address);
-        mark_filled(stream);
+        mark_filled(stream, id);
       } catch (...) {
         // What was enqueued before the failure must not outlive the memory.
         const RelaxedCapture relaxed;
@@ -229,16 +236,16 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
     }
     publish(fresh, shape, State::live);
   } else if (bytes > 0) {
-    uses_.order_before(stream);
-    fills_.order_before(stream);
+    uses_.order_before(stream, id);
+    fills_.order_before(stream, id);
     try {
       fill(address());
-      mark_filled(stream);
+      mark_filled(stream, id);
     } catch (...) {
       state_.store(State::unset, std::memory_order_release);
       try {
-        mark_filled(stream);  // part of the work may be running
-      } catch (const CudaError&) {  // NOLINT(bugprone-empty-catch): the first error is the one to tell
+        mark_filled(stream, id);  // part of the work may be running
+      } catch (...) {  // NOLINT(bugprone-empty-catch): the first error is the one to tell
       }
       throw;
     }
@@ -260,7 +267,8 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
   expects_unallocated("adopt");
   expects(view.is_contiguous(), Rule::not_contiguous, [this, &view] {
     return says("adopt", "expected a row-major tensor without gaps, found shape " +
-                             to_string(view.shape()) + " with strides " + to_string(view.strides()));
+                             to_string(view.shape()) + " with strides " +
+                             to_string(view.strides()));
   });
   expects(view.device() == device(), Rule::device_mismatch, [this, &view] {
     return says("adopt", "expected memory of device " + std::to_string(device()) +
@@ -272,12 +280,15 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
     cudaPointerAttributes found{};
     check(cudaPointerGetAttributes(&found, address),
           [this] { return says("adopt", "asking what the address is"); });
-    const bool on_device = found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
-    expects(on_device && found.device == device(), Rule::device_mismatch, [this, &found, on_device] {
-      return says("adopt", "expected memory of device " + std::to_string(device()) + ", found " +
-                               (on_device ? "memory of device " + std::to_string(found.device)
-                                          : std::string("an address that is no device memory")));
-    });
+    const bool on_device =
+        found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
+    expects(on_device && found.device == device(), Rule::device_mismatch,
+            [this, &found, on_device] {
+              return says("adopt",
+                          "expected memory of device " + std::to_string(device()) + ", found " +
+                              (on_device ? "memory of device " + std::to_string(found.device)
+                                         : std::string("an address that is no device memory")));
+            });
     entry = memory_.ledger().enter({.name = name_,
                                     .base = reinterpret_cast<std::uintptr_t>(address),
                                     .bytes = bytes,
@@ -300,7 +311,7 @@ inline void StableStorage::mark_use(cudaStream_t stream) {
   expects_device("mark_use", stream_device(stream));
   if (bytes_ == 0) return;
   const DeviceGuard on_device(device());
-  uses_.record(stream);
+  uses_.record(stream, stream_id(stream));
 }
 
 inline void StableStorage::wait_ready(cudaStream_t stream) const {
@@ -309,12 +320,11 @@ inline void StableStorage::wait_ready(cudaStream_t stream) const {
   });
   expects_not_capturing("wait_ready", stream);
   expects_device("wait_ready", stream_device(stream));
-  fills_.order_before(stream);
+  fills_.order_before(stream, stream_id(stream));
 }
 
 inline std::size_t StableStorage::byte_count(const char* operation, const Shape& shape) const {
-  const std::int64_t bytes =
-      multiply(shape.elements(), static_cast<std::int64_t>(element_bytes_));
+  const std::int64_t bytes = multiply(shape.elements(), static_cast<std::int64_t>(element_bytes_));
   expects(bytes >= 0, Rule::size_overflow, [this, operation, &shape] {
     return says(operation, "shape " + to_string(shape) + " with elements of " +
                                std::to_string(element_bytes_) +
@@ -347,15 +357,17 @@ inline void StableStorage::expects_sources(std::span<const ByteRange> sources) c
                                   "; copy it over first");
     });
     expects(!source.overlaps(target), Rule::source_overlaps_target, [this] {
-      return says("finalize", "a source overlaps the buffer, so a second refit would read the first "
-                              "one's result; keep the source elsewhere");
+      return says("finalize",
+                  "a source overlaps the buffer, so a second refit would read the first "
+                  "one's result; keep the source elsewhere");
     });
   }
 }
 
 inline void StableStorage::expects_not_capturing(const char* operation, cudaStream_t stream) const {
   expects(capture_state(stream) == CaptureState::none, Rule::mark_in_capture, [this, operation] {
-    return says(operation, "the stream is being captured; call it before capture, or after a replay");
+    return says(operation,
+                "the stream is being captured; call it before capture, or after a replay");
   });
 }
 
@@ -377,13 +389,14 @@ inline void StableStorage::publish(Allocation& fresh, const Shape& shape, State 
 }
 
 /// If the event cannot be recorded the fill is awaited instead, so that no fill goes untracked.
-inline void StableStorage::mark_filled(cudaStream_t stream) {
+inline void StableStorage::mark_filled(cudaStream_t stream, unsigned long long id) {
   try {
-    fills_.record(stream);
-  } catch (const CudaError&) {
+    fills_.record(stream, id);
+  } catch (...) {
     const RelaxedCapture relaxed;  // this thread may be capturing another stream
     if (!relaxed.active()) throw;
-    check(cudaStreamSynchronize(stream), [this] { return says("finalize", "waiting for the fill"); });
+    check(cudaStreamSynchronize(stream),
+          [this] { return says("finalize", "waiting for the fill"); });
   }
 }
 
@@ -397,8 +410,8 @@ inline void StableStorage::mark_filled(cudaStream_t stream) {
 ///     // ... capture graphs that read sum.data() ...
 ///     sum.finalize(holdfast::StreamSum<float>{fn}, stream);  // new weights, same address
 ///
-/// - Address, shape, element type and device are fixed by the first allocate, adopt or finalize that
-///   succeeds. The address is a multiple of 256 bytes unless it was adopted.
+/// - Address, shape, element type and device are fixed by the first allocate, adopt or finalize
+///   that succeeds. The address is a multiple of 256 bytes unless it was adopted.
 /// - Moving the object moves the ownership; the address stays. A moved-from buffer answers every
 ///   operation with ContractError moved_from, and its observers say empty.
 /// - An empty shape is legal: nothing is allocated or launched, and data() is null.
@@ -418,8 +431,8 @@ class StableBuffer {
   /// Makes no CUDA call. `name` appears in errors and in the ledger of `memory`.
   StableBuffer(std::string name, ResourceRef memory)
       : storage_(std::make_unique<detail::StableStorage>(std::move(name), memory, sizeof(T))) {}
-  /// Waits on the host for fills and marked uses, then frees; with DeviceResource that waits for the
-  /// whole device. Adopted memory is not freed. A graph replay launched later is a stale read.
+  /// Waits on the host for fills and marked uses, then frees; with DeviceResource that waits for
+  /// the whole device. Adopted memory is not freed. A graph replay launched later is a stale read.
   /// \stream allowed while any thread captures; disturbs no capture.
   ~StableBuffer() = default;
   StableBuffer(const StableBuffer&) = delete;  // two owners of one address
@@ -451,13 +464,13 @@ class StableBuffer {
 
   /// Computes the contents by `recipe`: the first time into new memory, later in place.
   ///
-  /// The fill is ordered after earlier fills and after every use marked so far. If anything is refused
-  /// (ContractError, busy) or a call fails before the recipe runs, nothing has changed. If the recipe
-  /// itself throws, a first finalize gives its memory back and the buffer is empty again; later the
-  /// address stays and the state is unset until a finalize succeeds.
+  /// The fill is ordered after earlier fills and after every use marked so far. If anything is
+  /// refused (ContractError, busy) or a call fails before the recipe runs, nothing has changed. If
+  /// the recipe itself throws, a first finalize gives its memory back and the buffer is empty
+  /// again; later the address stays and the state is unset until a finalize succeeds.
   /// \throws ContractError shape_mismatch, device_mismatch, source_overlaps_target, size_overflow,
-  ///   allocation_in_capture, refit_in_capture, moved_from; RefitError busy; OutOfMemory; CudaError;
-  ///   whatever the recipe throws.
+  ///   allocation_in_capture, refit_in_capture, moved_from; RefitError busy; OutOfMemory;
+  ///   CudaError; whatever the recipe throws.
   /// \stream enqueues only. On a captured stream refused; the capture stays valid.
   /// \cost the recipe's launches and one event record; the first time one allocation.
   template <Recipe<T> R>
@@ -466,27 +479,31 @@ class StableBuffer {
   }
 
   /// As above. With Capture::record a finalize on a captured stream, other than the first, puts the
-  /// recompute into the graph: each replay then renews the contents from the sources' addresses. That
-  /// is not counted in generation(), changes no state and marks nothing; order replays of that graph
-  /// against other fills yourself, and keep buffer and sources alive as long as the graph can run.
+  /// recompute into the graph: each replay then renews the contents from the sources' addresses.
+  /// That is not counted in generation(), changes no state and marks nothing; order replays of that
+  /// graph against other fills yourself, and keep buffer and sources alive as long as the graph can
+  /// run.
   template <Recipe<T> R>
   void finalize(const R& recipe, Capture capture, cuda::stream_ref stream) {
     const cudaStream_t handle = detail::native(stream);
     const Shape shape = recipe.shape();
     const auto sources = recipe.sources();
-    storage("finalize").finalize(shape, std::span<const ByteRange>(sources), capture, handle,
-                                 [&recipe, handle](void* out) { recipe(static_cast<T*>(out), cuda::stream_ref{handle}); });
+    storage("finalize")
+        .finalize(shape, std::span<const ByteRange>(sources), capture, handle,
+                  [&recipe, handle](void* out) {
+                    recipe(static_cast<T*>(out), cuda::stream_ref{handle});
+                  });
   }
 
-  /// Fixes address and shape before any source exists, so that graphs can be captured first. The state
-  /// is unset; the contents are undefined until a finalize.
-  /// \throws ContractError already_allocated, size_overflow, moved_from; RefitError busy; OutOfMemory;
-  ///   CudaError. \stream allowed while any thread captures. \cost one allocation.
+  /// Fixes address and shape before any source exists, so that graphs can be captured first. The
+  /// state is unset; the contents are undefined until a finalize.
+  /// \throws ContractError already_allocated, size_overflow, moved_from; RefitError busy;
+  ///   OutOfMemory; CudaError. \stream allowed while any thread captures. \cost one allocation.
   void allocate(const Shape& shape) { storage("allocate").allocate(shape); }
 
-  /// Takes memory that the engine owns and may have captured already: [view.shape()] T, contiguous, on
-  /// this buffer's device, writable. It is never freed here and must outlive the buffer. The state is
-  /// unset until a finalize.
+  /// Takes memory that the engine owns and may have captured already: [view.shape()] T, contiguous,
+  /// on this buffer's device, writable. It is never freed here and must outlive the buffer. The
+  /// state is unset until a finalize.
   /// \throws ContractError already_allocated, type_mismatch, read_only, not_contiguous,
   ///   device_mismatch, moved_from; RefitError busy; CudaError. \cost no allocation, no launch.
   void adopt(const TensorView& view) {
@@ -498,10 +515,12 @@ class StableBuffer {
   /// destructor wait for it. Call it after launching a replay. May be called from any thread.
   /// \throws ContractError not_allocated, mark_in_capture, device_mismatch, moved_from; CudaError.
   /// \stream enqueues only; refused while capturing. \cost one event record.
-  void mark_use(cuda::stream_ref stream) const { storage("mark_use").mark_use(detail::native(stream)); }
+  void mark_use(cuda::stream_ref stream) const {
+    storage("mark_use").mark_use(detail::native(stream));
+  }
 
-  /// Makes `stream` wait for the last fill, where that ran on another stream. Call it before launching
-  /// a replay there. May be called from any thread.
+  /// Makes `stream` wait for the last fill, where that ran on another stream. Call it before
+  /// launching a replay there. May be called from any thread.
   /// \throws ContractError not_allocated, mark_in_capture, device_mismatch, moved_from; CudaError.
   /// \stream enqueues only; refused while capturing.
   void wait_ready(cuda::stream_ref stream) const {

@@ -27,8 +27,8 @@ namespace holdfast {
 
 inline constexpr int kMaxRank = 5;
 
-/// What one element is. `opaque` is any other trivially copyable type: it can be held and copied, but
-/// not computed with.
+/// What one element is. `opaque` is any other trivially copyable type: it can be held and copied,
+/// but not computed with.
 enum class ElementType : std::uint8_t { f32, bf16, f16, u8, i32, i64, opaque };
 
 [[nodiscard]] constexpr const char* to_string(ElementType type) noexcept {
@@ -104,19 +104,21 @@ class Axes {
 
 }  // namespace detail
 
-/// The extents of a tensor, outermost first. Rank 0 is a scalar of one element; an extent of 0 makes
-/// an empty tensor, which is legal everywhere.
-/// \throws ContractError unsupported_shape (rank above 5, negative extent), size_overflow (the number
-///   of elements does not fit int64).
+/// The extents of a tensor, outermost first. Rank 0 is a scalar of one element; an extent of 0
+/// makes an empty tensor, which is legal everywhere.
+/// \throws ContractError unsupported_shape (rank above 5, negative extent), size_overflow (the
+///   number of elements does not fit int64).
 class Shape {
  public:
   Shape() = default;
-  Shape(std::initializer_list<std::int64_t> extents) : Shape(std::span(extents.begin(), extents.end())) {}
+  Shape(std::initializer_list<std::int64_t> extents)
+      : Shape(std::span(extents.begin(), extents.end())) {}
   explicit Shape(std::span<const std::int64_t> extents) : extents_(extents) {
     bool empty = false;
     for (const std::int64_t extent : extents_) {
       expects(extent >= 0, Rule::unsupported_shape, [this] {
-        return "shape " + detail::to_string(extents_) + ": an extent is negative; expected 0 or more";
+        return "shape " + detail::to_string(extents_) +
+               ": an extent is negative; expected 0 or more";
       });
       empty |= extent == 0;
     }
@@ -146,7 +148,8 @@ class Shape {
   std::int64_t elements_ = 1;
 };
 
-/// Distances in elements between neighbours along each axis; zero (broadcast) and negative are legal.
+/// Distances in elements between neighbours along each axis; zero (broadcast) and negative are
+/// legal.
 class Strides {
  public:
   Strides() = default;
@@ -162,7 +165,8 @@ class Strides {
       strides[static_cast<std::size_t>(axis)] = next;
       if (shape.elements() > 0) next *= shape[axis];
     }
-    return Strides(std::span<const std::int64_t>(strides.data(), static_cast<std::size_t>(shape.rank())));
+    return Strides(
+        std::span<const std::int64_t>(strides.data(), static_cast<std::size_t>(shape.rank())));
   }
 
   [[nodiscard]] int rank() const noexcept { return strides_.rank(); }
@@ -201,8 +205,8 @@ struct ByteRange {
 /// A view made from `const T*` is read-only and stays so; one made from `T*` may also be adopted as
 /// the storage of a StableBuffer.
 /// \throws ContractError on construction: null_pointer (no address for at least one element),
-///   unsupported_shape (strides of another rank), size_overflow (the elements span 2^63 bytes or more,
-///   or reach beyond the address space), misaligned (address not a multiple of alignof(T)),
+///   unsupported_shape (strides of another rank), size_overflow (the elements span 2^63 bytes or
+///   more, or reach beyond the address space), misaligned (address not a multiple of alignof(T)),
 ///   device_mismatch (device below 0).
 class TensorView {
  public:
@@ -237,7 +241,8 @@ class TensorView {
   [[nodiscard]] T* writable_data_as() const {
     expects_type<T>();
     expects(!read_only_, Rule::read_only, [this] {
-      return "tensor " + to_string(shape_) + ": the view was made from a pointer to const; make it "
+      return "tensor " + to_string(shape_) +
+             ": the view was made from a pointer to const; make it "
              "from a writable pointer";
     });
     return static_cast<T*>(data_);
@@ -249,7 +254,8 @@ class TensorView {
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] bool read_only() const noexcept { return read_only_; }
 
-  /// Whether the elements lie row-major without gaps. Strides of axes with one element do not matter.
+  /// Whether the elements lie row-major without gaps. Strides of axes with one element do not
+  /// matter.
   [[nodiscard]] bool is_contiguous() const noexcept {
     if (shape_.elements() == 0) return true;
     std::int64_t expected = 1;
@@ -289,8 +295,8 @@ class TensorView {
     expects(axes.size() == static_cast<std::size_t>(shape_.rank()) && place == axes.size() &&
                 seen == (1U << static_cast<unsigned>(shape_.rank())) - 1U,
             Rule::unsupported_shape, [this] {
-              return "permute of tensor " + to_string(shape_) +
-                     ": expected every axis of 0.." + std::to_string(shape_.rank() - 1) + " once";
+              return "permute of tensor " + to_string(shape_) + ": expected every axis of 0.." +
+                     std::to_string(shape_.rank() - 1) + " once";
             });
     return relaid(data_, std::span(extents).first(place), std::span(strides).first(place));
   }
@@ -313,7 +319,8 @@ class TensorView {
     }
     const auto rank = static_cast<std::size_t>(shape_.rank());
     const bool moves = length > 0 && shape_.elements() > 0;
-    auto* base = static_cast<std::byte*>(data_) + (moves ? start * strides_[axis] * element_bytes_ : 0);
+    auto* base =
+        static_cast<std::byte*>(data_) + (moves ? start * strides_[axis] * element_bytes_ : 0);
     return relaid(base, std::span(extents).first(rank), std::span(strides).first(rank));
   }
 
@@ -333,7 +340,8 @@ class TensorView {
     for (int i = 0; i < shape_.rank(); ++i) {
       for (int part = 0; part < (i == axis ? parts.rank() : 1); ++part) {
         extents[place] = i == axis ? parts[part] : shape_[i];
-        // The stride of an axis of one element is never taken, nor any of no elements: neither need fit.
+        // The stride of an axis of one element is never taken, nor any of no elements: neither need
+        // fit.
         const bool steps = i == axis && parts[part] > 1 && shape_.elements() > 0;
         strides[place++] = steps ? within[part] * strides_[i] : strides_[i];
       }
@@ -351,7 +359,8 @@ class TensorView {
 
   TensorView(const void* data, ElementType type, std::int64_t element_bytes, std::size_t alignment,
              bool read_only, const Shape& shape, const Strides& strides, int device)
-      : data_(const_cast<void*>(data)),  // NOLINT(cppcoreguidelines-pro-type-const-cast): read_only_ guards it
+      : data_(const_cast<void*>(
+            data)),  // NOLINT(cppcoreguidelines-pro-type-const-cast): read_only_ guards it
         shape_(shape),
         strides_(strides),
         element_bytes_(element_bytes),
@@ -370,10 +379,11 @@ class TensorView {
       return "tensor " + to_string(shape) + ": the address is null; expected " +
              std::to_string(shape.elements()) + " elements (was the source released?)";
     });
-    expects(reinterpret_cast<std::uintptr_t>(data) % alignment == 0, Rule::misaligned, [&shape, alignment, type] {
-      return "tensor " + to_string(shape) + ": the address is not a multiple of " +
-             std::to_string(alignment) + " bytes, the alignment of " + to_string(type);
-    });
+    expects(reinterpret_cast<std::uintptr_t>(data) % alignment == 0, Rule::misaligned,
+            [&shape, alignment, type] {
+              return "tensor " + to_string(shape) + ": the address is not a multiple of " +
+                     std::to_string(alignment) + " bytes, the alignment of " + to_string(type);
+            });
     expects(spans_addresses(), Rule::size_overflow, [&shape, &strides] {
       return "tensor " + to_string(shape) + " with strides " + to_string(strides) +
              ": the elements span 2^63 bytes or more, or reach beyond the address space";
@@ -404,11 +414,12 @@ class TensorView {
   template <class T>
   void expects_type() const {
     static_assert(!std::is_const_v<T>, "name the element type itself: data_as<float>()");
-    expects(type_ == kElementType<T> && element_bytes_ == kElementSize<T>, Rule::type_mismatch, [this] {
-      return "tensor " + to_string(shape_) + ": the elements are " + to_string(type_) + " of " +
-             std::to_string(element_bytes_) + " bytes; expected " + to_string(kElementType<T>) +
-             " of " + std::to_string(kElementSize<T>);
-    });
+    expects(type_ == kElementType<T> && element_bytes_ == kElementSize<T>, Rule::type_mismatch,
+            [this] {
+              return "tensor " + to_string(shape_) + ": the elements are " + to_string(type_) +
+                     " of " + std::to_string(element_bytes_) + " bytes; expected " +
+                     to_string(kElementType<T>) + " of " + std::to_string(kElementSize<T>);
+            });
   }
 
   [[nodiscard]] TensorView relaid(void* data, std::span<const std::int64_t> extents,

@@ -174,8 +174,7 @@ class Relayout {
   /// \stream enqueues only; allowed while capturing: yes
   /// \cost one launch (empty result: nothing); no allocation
   /// \throws ContractError null_pointer, misaligned (`out` for To), source_overlaps_target;
-  /// CudaError
-  ///   if the launch is refused. Nothing is enqueued then.
+  ///   CudaError if the launch is refused. Nothing is enqueued then.
   void operator()(To* out, cuda::stream_ref stream) const;
 
  private:

@@ -96,14 +96,12 @@ struct StreamSumWork {
 /// \endcode
 ///
 /// - Terms are converted to f32 (exactly), added in f32 in the order of the streams from +0.0, and
-/// the
-///   sum is rounded to To once, to nearest even; beyond the range of To it becomes infinity. Only
-///   which NaN a NaN becomes is not promised.
+///   the sum is rounded to To once, to nearest even; beyond the range of To it becomes infinity.
+///   Only which NaN a NaN becomes is not promised.
 /// - The axes of rows and streams may have any stride, zero and negative too. No streams give
-/// zeros.
+///   zeros.
 /// - Where the source, its strides, `hidden` and the result are aligned to 16 bytes, every access
-/// is
-///   16 bytes wide; elsewhere it is one element, with the same bits and lower speed.
+///   is 16 bytes wide; elsewhere it is one element, with the same bits and lower speed.
 ///
 /// To and From: float, __nv_bfloat16 or __half, in any combination.
 template <class To, class From = To>
@@ -114,15 +112,14 @@ class StreamSum {
  public:
   /// \param source [rows, streams, hidden] From; the axis `hidden` has stride 1.
   /// \throws ContractError type_mismatch (elements are not From), unsupported_shape (rank is not
-  /// 3),
-  ///   not_contiguous (stride of `hidden` is not 1), size_overflow (the result has too many bytes).
+  ///   3), not_contiguous (stride of `hidden` is not 1), size_overflow (the result has too many
+  ///   bytes).
   explicit StreamSum(const TensorView& source)
       : source_(checked(source)), shape_(result(source_)) {}
 
   /// \param source [rows, streams * hidden] From; the streams lie one after the other.
   /// \throws ContractError as above, and unsupported_shape if rank is not 2, or `streams` is below
-  /// 1
-  ///   or does not divide the second extent.
+  ///   1 or does not divide the second extent.
   StreamSum(const TensorView& source, std::int64_t streams) : StreamSum(split(source, streams)) {}
 
   /// [rows, hidden].
@@ -135,8 +132,7 @@ class StreamSum {
   /// \stream enqueues only; allowed while capturing: yes
   /// \cost one launch (no streams: one memset; empty result: nothing); no allocation
   /// \throws ContractError null_pointer, misaligned (`out` for To), source_overlaps_target;
-  /// CudaError
-  ///   if the launch is refused. Nothing is enqueued then.
+  ///   CudaError if the launch is refused. Nothing is enqueued then.
   void operator()(To* out, cuda::stream_ref stream) const;
 
  private:

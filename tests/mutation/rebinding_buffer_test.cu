@@ -2,16 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// \file
-/// The fault itself, under the same suite: a buffer that takes new memory on every finalize. Its sums
-/// are right, so only the identity tests can fail, and each of them must.
+/// The fault itself, under the same suite: a buffer that takes new memory on every finalize. Its
+/// sums are right, so only the identity tests can fail, and each of them must.
 
 #include "holdfast/memory_resource.hpp"
 #include "holdfast/stable_buffer.hpp"
 
 #include "support/refit_suite.cuh"
 
-#include <cstddef>
 #include <cuda/stream_ref>
+
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,8 +20,8 @@
 
 namespace test {
 
-/// Finalizes like an attribute that is assigned anew. It keeps the old storage, as a caching allocator
-/// may, so that a stale read gives old numbers and no fault.
+/// Finalizes like an attribute that is assigned anew. It keeps the old storage, as a caching
+/// allocator may, so that a stale read gives old numbers and no fault.
 template <class T>
 class RebindingBuffer {
  public:

@@ -134,8 +134,8 @@ cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, cudaStr
   if (stream->device != this_thread().device) return cudaErrorInvalidResourceHandle;
   Arguments kept(route->sizes, args);
   return submit(*stream, cudaGraphNodeTypeKernel, [body = route->body, kept, grid, block] {
-    Arguments own =
-        kept;  // a kernel may write to its parameters; the next replay must not see that
+    // A kernel may write to its parameters; the next replay must not see that.
+    Arguments own = kept;
     std::vector<void*> pointers = own.pointers();
     body(grid, block, pointers.data());
   });

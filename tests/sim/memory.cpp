@@ -17,18 +17,9 @@ namespace {
 constexpr std::size_t kAlignment = 256;
 constexpr int kPoison = 0xCB;
 
-std::size_t used(int device) {
-  std::size_t bytes = 0;
-  for (const auto& [address, allocation] : state().allocations) {
-    const bool counts = allocation.type == cudaMemoryTypeDevice && allocation.device == device;
-    bytes += counts ? allocation.size : 0;
-  }
-  return bytes;
-}
-
 std::size_t available(int device) {
   const std::size_t capacity = state().capacity.at(static_cast<std::size_t>(device));
-  const std::size_t taken = used(device);
+  const std::size_t taken = bytes_in_use(device);
   return taken < capacity ? capacity - taken : 0;
 }
 
@@ -95,6 +86,15 @@ cudaError_t describe(cudaPointerAttributes* out, const void* pointer) {
 }
 
 }  // namespace
+
+std::size_t bytes_in_use(int device) {
+  std::size_t bytes = 0;
+  for (const auto& [address, allocation] : state().allocations) {
+    const bool counts = allocation.type == cudaMemoryTypeDevice && allocation.device == device;
+    bytes += counts ? allocation.size : 0;
+  }
+  return bytes;
+}
 
 const Allocation* find_allocation(const void* pointer) {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);

@@ -11,11 +11,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -26,14 +30,31 @@ constexpr std::size_t kBytes = 256;
 void add_kernel(int* /*sum*/, int /*value*/) {}
 void unrouted_kernel(int* /*sum*/) {}
 
+// What ran, in order. Unordered work may add to it, and the test may read it before anything ran.
+class Log {
+ public:
+  void add(int number) { numbers_.at(count_.fetch_add(1)).store(number); }
+  void clear() { count_.store(0); }
+  std::vector<int> read() const {
+    const std::size_t count = count_.load();
+    std::vector<int> numbers;
+    for (std::size_t i = 0; i < count; ++i) numbers.push_back(numbers_.at(i).load());
+    return numbers;
+  }
+
+ private:
+  std::array<std::atomic<int>, 64> numbers_{};
+  std::atomic<std::size_t> count_{0};
+};
+
 struct Step {
-  std::vector<int>* log;
+  Log* log;
   int number;
 };
 
 void log_step(void* data) {
   const auto* step = static_cast<const Step*>(data);
-  step->log->push_back(step->number);
+  step->log->add(step->number);
 }
 
 void call_cuda(void* code) { *static_cast<cudaError_t*>(code) = cudaDeviceSynchronize(); }
@@ -48,8 +69,9 @@ class Simulation : public testing::Test {
  protected:
   void SetUp() override {
     sim::reset();
-    sim::route_kernel(&add_kernel, [](dim3 grid, dim3 block, int* sum, int value) {
+    sim::route_kernel(&add_kernel, [](dim3 grid, dim3 block, int* sum, int& value) {
       *sum += static_cast<int>(grid.x * block.x) * value;
+      value = -1;  // a kernel may; no other launch or replay may see it
     });
     ASSERT_EQ(cudaStreamCreateWithFlags(&first_, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaStreamCreateWithFlags(&second_, cudaStreamNonBlocking), cudaSuccess);
@@ -70,7 +92,7 @@ class Simulation : public testing::Test {
   cudaStream_t second_ = nullptr;
   cudaEvent_t event_ = nullptr;
   int* memory_ = nullptr;
-  std::vector<int> log_;
+  Log log_;
   std::deque<Step> steps_;
 };
 
@@ -78,10 +100,10 @@ class Simulation : public testing::Test {
 
 TEST_F(Simulation, NothingRunsUntilItIsWaitedFor) {
   enqueue(1, first_);
-  EXPECT_TRUE(log_.empty());
+  EXPECT_TRUE(log_.read().empty());
   EXPECT_EQ(sim::pending(first_), 1U);
   EXPECT_EQ(cudaStreamSynchronize(first_), cudaSuccess);
-  EXPECT_EQ(log_, std::vector<int>{1});
+  EXPECT_EQ(log_.read(), std::vector<int>{1});
   EXPECT_EQ(sim::pending(first_), 0U);
 }
 
@@ -91,7 +113,7 @@ TEST_F(Simulation, WaitRunsNoMoreThanItNeeds) {
   enqueue(2, first_);
   enqueue(3, second_);
   EXPECT_EQ(cudaEventSynchronize(event_), cudaSuccess);
-  EXPECT_EQ(log_, std::vector<int>{1});
+  EXPECT_EQ(log_.read(), std::vector<int>{1});
 }
 
 TEST_F(Simulation, WaitRunsWhatOtherStreamsOweIt) {
@@ -100,7 +122,7 @@ TEST_F(Simulation, WaitRunsWhatOtherStreamsOweIt) {
   ASSERT_EQ(cudaStreamWaitEvent(second_, event_, 0), cudaSuccess);
   enqueue(2, second_);
   EXPECT_EQ(cudaStreamSynchronize(second_), cudaSuccess);
-  EXPECT_EQ(log_, (std::vector<int>{1, 2}));
+  EXPECT_EQ(log_.read(), (std::vector<int>{1, 2}));
 }
 
 TEST_F(Simulation, TestChoosesTheInterleaving) {
@@ -110,7 +132,7 @@ TEST_F(Simulation, TestChoosesTheInterleaving) {
   EXPECT_TRUE(sim::run_one(second_));
   EXPECT_TRUE(sim::run_one(first_));
   EXPECT_FALSE(sim::run_one(second_));
-  EXPECT_EQ(log_, (std::vector<int>{2, 1}));
+  EXPECT_EQ(log_.read(), (std::vector<int>{2, 1}));
 }
 
 TEST_F(Simulation, RunOneRunsWhatTheItemWaitsFor) {
@@ -118,23 +140,23 @@ TEST_F(Simulation, RunOneRunsWhatTheItemWaitsFor) {
   ASSERT_EQ(cudaEventRecord(event_, first_), cudaSuccess);
   ASSERT_EQ(cudaStreamWaitEvent(second_, event_, 0), cudaSuccess);
   EXPECT_TRUE(sim::run_one(second_));
-  EXPECT_EQ(log_, std::vector<int>{1});
+  EXPECT_EQ(log_.read(), std::vector<int>{1});
 }
 
 TEST_F(Simulation, DrainRunsEverything) {
   enqueue(1, first_);
   enqueue(2, second_);
   sim::drain();
-  EXPECT_EQ(log_.size(), 2U);
+  EXPECT_EQ(log_.read().size(), 2U);
 }
 
 TEST_F(Simulation, DestroyedStreamsAreForgottenOnceTheirWorkIsDone) {
   enqueue(1, first_);
   ASSERT_EQ(cudaStreamDestroy(first_), cudaSuccess);
   EXPECT_EQ(sim::live_streams(), 1U);
-  EXPECT_TRUE(log_.empty());
+  EXPECT_TRUE(log_.read().empty());
   sim::drain();
-  EXPECT_EQ(log_, std::vector<int>{1});
+  EXPECT_EQ(log_.read(), std::vector<int>{1});
 }
 
 TEST_F(Simulation, SeedsChangeTheOrderButNotWhatIsOrdered) {
@@ -151,11 +173,12 @@ TEST_F(Simulation, SeedsChangeTheOrderButNotWhatIsOrdered) {
     enqueue(20, second_);
     ASSERT_EQ(cudaStreamSynchronize(second_), cudaSuccess);
     std::vector<int> of_first;
-    std::copy_if(log_.begin(), log_.end(), std::back_inserter(of_first),
+    const std::vector<int> order = log_.read();
+    std::copy_if(order.begin(), order.end(), std::back_inserter(of_first),
                  [](int number) { return number < 10; });
     EXPECT_EQ(of_first, (std::vector<int>{0, 1, 2, 3}));
-    EXPECT_EQ(log_.back(), 20);
-    orders.insert(log_);
+    EXPECT_EQ(order.back(), 20);
+    orders.insert(order);
   }
   EXPECT_GT(orders.size(), 8U);
 }
@@ -167,7 +190,7 @@ TEST_F(Simulation, SameSeedGivesTheSameOrder) {
     log_.clear();
     for (int i = 0; i < 8; ++i) enqueue(i, i % 2 == 0 ? first_ : second_);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    orders.push_back(log_);
+    orders.push_back(log_.read());
   }
   EXPECT_EQ(orders[0], orders[1]);
 }
@@ -192,7 +215,7 @@ TEST_F(Simulation, SeedsChangeTheOrderOfUnorderedGraphNodes) {
     log_.clear();
     ASSERT_EQ(cudaGraphLaunch(executable, first_), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(first_), cudaSuccess);
-    orders.insert(log_);
+    orders.insert(log_.read());
   }
   EXPECT_EQ(orders, (std::set<std::vector<int>>{{0, 1, 2, 3}, {0, 2, 1, 3}}));
 }

@@ -80,12 +80,7 @@ void reset() {
 
 std::size_t allocated_bytes(int device) {
   const Lock lock;
-  std::size_t bytes = 0;
-  for (const auto& [address, allocation] : state().allocations) {
-    const bool counts = allocation.type == cudaMemoryTypeDevice && allocation.device == device;
-    bytes += counts ? allocation.size : 0;
-  }
-  return bytes;
+  return bytes_in_use(device);
 }
 
 std::size_t allocation_count() {

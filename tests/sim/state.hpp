@@ -288,6 +288,7 @@ Ref<Node> add_node(Graph& graph, cudaGraphNodeType type, Work body, std::vector<
 
 // --- memory.cpp
 
+std::size_t bytes_in_use(int device);
 // The allocation that holds `pointer`, or null.
 const Allocation* find_allocation(const void* pointer);
 cudaError_t copy(Lock& lock, void* to, const void* from, std::size_t size, cudaMemcpyKind kind,

@@ -42,7 +42,7 @@ Stream& per_thread_stream() {
 }
 
 // What any use of a stream but work, capture and destruction gets: even a question about a stream
-// that captures is refused and costs the capture.
+// that captures is refused and costs the capture. Only its priority may be asked.
 cudaError_t check_use(const Stream& stream) {
   if (!stream.capture) return check_legacy(stream, true);
   invalidate(*stream.capture);
@@ -169,8 +169,14 @@ cudaError_t cudaStreamGetFlags(cudaStream_t handle, unsigned* flags) {
 }
 
 cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
-  return api("cudaStreamGetPriority",
-             [&](Lock&) { return describe(handle, priority, &Stream::priority); });
+  return api("cudaStreamGetPriority", [&](Lock&) {
+    const Stream* stream = find_stream(handle);
+    if (stream == nullptr || priority == nullptr || !stream->capture) {
+      return describe(handle, priority, &Stream::priority);
+    }
+    *priority = stream->priority;
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaDeviceSynchronize() {

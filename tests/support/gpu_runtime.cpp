@@ -23,7 +23,7 @@ std::string prepare() {
   const cudaError_t code = cudaGetDeviceCount(&count);
   (void)cudaGetLastError();
   if (code != cudaSuccess) return std::string("no usable GPU: ") + cudaGetErrorName(code);
-  if (count == 0) return "no GPU";
+  if (count == 0) return "no usable GPU: none found";
   return {};
 }
 

@@ -7,10 +7,11 @@
 
 #include "holdfast/recipe.hpp"
 
-#include <array>
-#include <cstddef>
 #include <cuda/stream_ref>
 #include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
 #include <functional>
 #include <utility>
 

@@ -3,11 +3,13 @@
 #pragma once
 
 /// \file
-/// The two promises of the project as a typed suite over the buffer: the sums are right, and a refit
-/// keeps the identity (address, allocation, and what captured graphs read). The second is what a buffer
-/// that rebinds on every finalize breaks, so the suite also runs over one that does: see mutation/.
+/// The two promises of the project as a typed suite over the buffer: the sums are right, and a
+/// refit keeps the identity (address, allocation, and what captured graphs read). The second is
+/// what a buffer that rebinds on every finalize breaks, so the suite also runs over one that does:
+/// see mutation/.
 ///
-/// The source is [24, 4, 4096] f32 integers of at most 1000, so that every sum is exact in any order.
+/// The source is [24, 4, 4096] f32 integers of at most 1000, so that every sum is exact in any
+/// order.
 
 #include "holdfast/memory_resource.hpp"
 #include "holdfast/stream_sum.cuh"
@@ -45,8 +47,8 @@ class Refit : public Cuda {
 
   /// Integers in [-1000, 1000] that differ between rounds, rows, streams and columns.
   static float weight(int round, std::int64_t mix, std::int64_t at_stream, std::int64_t column) {
-    const auto mixed = static_cast<std::uint64_t>(round * 7919 + mix * 104729 + at_stream * 1299709 +
-                                                  column * 15485863);
+    const auto mixed = static_cast<std::uint64_t>(round * 7919 + mix * 104729 +
+                                                  at_stream * 1299709 + column * 15485863);
     return static_cast<float>(static_cast<std::int64_t>(mixed * 2654435761U >> 7U) % 1001);
   }
   void finalize(int round) {
@@ -54,7 +56,8 @@ class Refit : public Cuda {
     for (std::int64_t m = 0; m < kMixes; ++m) {
       for (std::int64_t s = 0; s < kStreams; ++s) {
         for (std::int64_t h = 0; h < kHidden; ++h) {
-          weights[static_cast<std::size_t>((m * kStreams + s) * kHidden + h)] = weight(round, m, s, h);
+          weights[static_cast<std::size_t>((m * kStreams + s) * kHidden + h)] =
+              weight(round, m, s, h);
         }
       }
     }

@@ -7,12 +7,14 @@
 /// runtime (always runs) and with the real one (skips without a GPU, unless HOLDFAST_REQUIRE_GPU=1
 /// makes that a failure). Which one it is shows only here, in prepare() and simulated().
 
+#include <cuda/stream_ref>
+#include <cuda_runtime_api.h>
+
+#include <gtest/gtest.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <cuda/stream_ref>
-#include <cuda_runtime_api.h>
-#include <gtest/gtest.h>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -23,12 +25,21 @@ namespace test {
 /// Whether this executable is linked with the simulated runtime.
 [[nodiscard]] bool simulated();
 
-/// Makes the runtime ready for one test: a fresh simulation, or a look for a GPU. Returns why there is
-/// none, or an empty string.
+/// Makes the runtime ready for one test: a fresh simulation, or a look for a GPU. Returns why there
+/// is none, or an empty string.
 [[nodiscard]] std::string prepare();
 
 /// Whether HOLDFAST_REQUIRE_GPU=1 forbids skipping.
 [[nodiscard]] bool gpu_required();
+
+/// In a SetUp: leaves it, skipped or failed, where there is nothing to call CUDA on.
+#define HOLDFAST_TEST_NEEDS_CUDA()                                              \
+  do {                                                                          \
+    const std::string reason = ::test::prepare();                               \
+    if (reason.empty()) break;                                                  \
+    if (::test::gpu_required()) FAIL() << "HOLDFAST_REQUIRE_GPU=1: " << reason; \
+    GTEST_SKIP() << "skipped: " << reason; /* the build looks for this text */  \
+  } while (false)
 
 /// Fails the calling test by exception: CUDA calls that a test makes on its own behalf must work.
 inline void ok(cudaError_t code, const char* what = "a CUDA call of the test") {
@@ -37,16 +48,12 @@ inline void ok(cudaError_t code, const char* what = "a CUDA call of the test") {
   throw std::runtime_error(std::string(what) + ": " + cudaGetErrorName(code));
 }
 
-/// Fixture of all tests that call CUDA. `stream` is a non-blocking stream on device 0. At the end the
-/// current device must be 0 again and no error may be left behind.
+/// Fixture of all tests that call CUDA. `stream` is a non-blocking stream on device 0. At the end
+/// the current device must be 0 again and no error may be left behind.
 class Cuda : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string reason = prepare();
-    if (!reason.empty()) {
-      if (gpu_required()) FAIL() << "HOLDFAST_REQUIRE_GPU=1, but " << reason;
-      GTEST_SKIP() << reason;
-    }
+    HOLDFAST_TEST_NEEDS_CUDA();
     ok(cudaSetDevice(0));
     ok(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   }
@@ -71,7 +78,9 @@ class DeviceArray {
   explicit DeviceArray(std::size_t count) : count_(count) {
     ok(cudaMalloc(&data_, bytes() > 0 ? bytes() : 1), "cudaMalloc");
   }
-  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) { upload(values); }
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
+    upload(values);
+  }
   ~DeviceArray() { (void)cudaFree(data_); }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
@@ -178,7 +187,7 @@ template <class To, class From>
 [[nodiscard]] To bits(const From& value) {
   static_assert(sizeof(To) == sizeof(From));
   To result;
-  std::memcpy(&result, &value, sizeof(To));
+  std::memcpy(static_cast<void*>(&result), &value, sizeof(To));
   return result;
 }
 

@@ -3,7 +3,8 @@
 
 /// \file
 /// A C face of StableBuffer<float> and StreamSum<float> for stable_buffer_test.py, which holds them
-/// against PyTorch in one process. It is loaded with ctypes, so nothing here needs PyTorch's headers.
+/// against PyTorch in one process. It is loaded with ctypes, so nothing here needs PyTorch's
+/// headers.
 
 #include "holdfast/memory_resource.hpp"
 #include "holdfast/stable_buffer.hpp"

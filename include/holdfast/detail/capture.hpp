@@ -6,8 +6,8 @@
 /// Streams at the library's border, and how to live beside stream captures without harming them.
 ///
 /// A plain cudaMalloc, cudaFree or event query invalidates a capture of the same thread, and a
-/// global-mode capture of *any* thread. No query tells whether another thread captures, so such calls
-/// always run under RelaxedCapture.
+/// global-mode capture of *any* thread. No query tells whether another thread captures, so such
+/// calls always run under RelaxedCapture.
 
 #include "holdfast/detail/device_guard.hpp"
 #include "holdfast/error.hpp"
@@ -18,13 +18,14 @@
 namespace holdfast::detail {
 
 /// The handle to hand to CUDA. Handle 0 means the legacy or the per-thread stream, depending on how
-/// the including file is compiled; frameworks pass it for the legacy stream, so that is what it means.
+/// the including file is compiled; frameworks pass it for the legacy stream, so that is what it
+/// means.
 [[nodiscard]] inline cudaStream_t native(cuda::stream_ref stream) noexcept {
   return stream.get() == nullptr ? cudaStreamLegacy : stream.get();
 }
 
-/// The device of a stream that is not being captured: asking one that is would break its capture. The
-/// legacy and the per-thread stream are the current device's.
+/// The device of a stream that is not being captured: asking one that is would break its capture.
+/// The legacy and the per-thread stream are the current device's.
 [[nodiscard]] inline int stream_device(cudaStream_t stream) {
   if (stream == cudaStreamLegacy || stream == cudaStreamPerThread) return current_device();
   int device = 0;
@@ -45,9 +46,9 @@ enum class CaptureState : unsigned char {
   unusable,  ///< work fails: the capture is broken already, or the work would break another one
 };
 
-/// What becomes of work on `stream`. Never disturbs a capture. While a blocking stream is being captured
-/// the legacy stream of that device does not answer (cudaErrorStreamCaptureImplicit), and work on it
-/// would break that capture.
+/// What becomes of work on `stream`. Never disturbs a capture. While a blocking stream is being
+/// captured the legacy stream of that device does not answer (cudaErrorStreamCaptureImplicit), and
+/// work on it would break that capture.
 [[nodiscard]] inline CaptureState capture_state(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t code = cudaStreamIsCapturing(stream, &status);

@@ -8,6 +8,7 @@
 #include "holdfast/error.hpp"
 
 #include <cuda_runtime_api.h>
+
 #include <new>
 #include <string>
 
@@ -24,7 +25,8 @@ class DeviceGuard {
   /// \throws CudaError if the device cannot be made current; then nothing has changed.
   explicit DeviceGuard(int device) : previous_(current_device()), changed_(previous_ != device) {
     if (changed_) {
-      check(cudaSetDevice(device), [device] { return "making device " + std::to_string(device) + " current"; });
+      check(cudaSetDevice(device),
+            [device] { return "making device " + std::to_string(device) + " current"; });
     }
   }
   /// For destructors: goes on as well as it can.

@@ -8,10 +8,11 @@
 
 #include "holdfast/error.hpp"
 
-#include <cstdint>
 #include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
+
+#include <cstdint>
 #include <string>
 
 namespace holdfast::detail {
@@ -33,15 +34,15 @@ template <class Function>
   return reinterpret_cast<Function>(address);
 }
 
-/// The driver's number for the allocation that holds `address`. It is never reused in the life of the
-/// process, so it tells a block from a later one at the same address.
+/// The driver's number for the allocation that holds `address`. It is never reused in the life of
+/// the process, so it tells a block from a later one at the same address.
 /// \throws CudaError, also if `address` lies in no CUDA allocation.
 [[nodiscard]] inline std::uint64_t buffer_id(const void* address) {
   const auto get = entry_point<PFN_cuPointerGetAttribute_v4000>("cuPointerGetAttribute", 4000);
   unsigned long long id = 0;
   // The driver's error numbers are the runtime's.
-  check(static_cast<cudaError_t>(get(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID,
-                                     reinterpret_cast<CUdeviceptr>(address))),
+  check(static_cast<cudaError_t>(
+            get(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, reinterpret_cast<CUdeviceptr>(address))),
         "asking for the id of an allocation");
   return id;
 }

@@ -5,15 +5,16 @@
 /// \file
 /// StreamMarks: for each of several streams, how far it had got when it was last marked.
 ///
-/// One event per stream, told apart by id: a handle may be reused after its stream is destroyed, an id
-/// is not. All streams are of one device, so an event may pass from one to another. Safe to use from
-/// several threads.
+/// One event per stream, told apart by id: a handle may be reused after its stream is destroyed, an
+/// id is not. All streams are of one device, so an event may pass from one to another. Safe to use
+/// from several threads.
 
 #include "holdfast/detail/capture.hpp"
 #include "holdfast/error.hpp"
 
-#include <algorithm>
 #include <cuda_runtime_api.h>
+
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -29,10 +30,10 @@ class StreamMarks {
   StreamMarks(const StreamMarks&) = delete;  // an event has one owner
   StreamMarks& operator=(const StreamMarks&) = delete;
 
-  /// Marks the work enqueued on `stream` so far. The current device is the stream's, and the stream is
-  /// not being captured. \throws CudaError; then older marks still stand.
-  void record(cudaStream_t stream) {
-    const unsigned long long id = stream_id(stream);
+  /// Marks the work enqueued so far on `stream`, whose id is `id`. The current device is the
+  /// stream's, and the stream is not being captured. \throws CudaError; then older marks still
+  /// stand.
+  void record(cudaStream_t stream, unsigned long long id) {
     const std::lock_guard lock(mutex_);
     auto mark = std::ranges::find(marks_, id, &Mark::stream_id);
     if (mark == marks_.end()) mark = place(id);
@@ -40,11 +41,10 @@ class StreamMarks {
     mark->stream_id = id;
   }
 
-  /// Makes `stream` wait for the marks of all other streams; its own work is ordered already.
-  void order_before(cudaStream_t stream) const {
+  /// Makes `stream`, whose id is `id`, wait for the marks of all other streams; its own work is
+  /// ordered already.
+  void order_before(cudaStream_t stream, unsigned long long id) const {
     const std::lock_guard lock(mutex_);
-    if (marks_.empty()) return;
-    const unsigned long long id = stream_id(stream);
     for (const Mark& mark : marks_) {
       if (mark.stream_id == id) continue;
       check(cudaStreamWaitEvent(stream, mark.event, 0), "making a stream wait for another one");
@@ -63,8 +63,8 @@ class StreamMarks {
     cudaEvent_t event;
   };
 
-  /// A mark for a stream that has none: one whose work is done, so that streams which come and go do
-  /// not pile up events, or a new one.
+  /// A mark for a stream that has none: one whose work is done, so that streams which come and go
+  /// do not pile up events, or a new one.
   std::vector<Mark>::iterator place(unsigned long long id) {
     const RelaxedCapture relaxed;  // a query is forbidden during captures
     if (relaxed.active()) {

@@ -23,13 +23,18 @@
 
 namespace holdfast::detail {
 
-/// Rows and columns up to this may be counted in int32: the step to the next one, at most
-/// kMaxGridY * kThreads rows or a rounded-up row of columns, does not overflow then.
-inline constexpr std::int64_t kMaxSmall = std::int64_t{1} << 30;
+/// Threads of a block, in any shape. With 128 the smallest matrix of interest (24 x 4096 f32, 192
+/// blocks) reaches all 132 SMs of an H200, and 16 blocks still fill an SM for the large ones.
+inline constexpr int kThreads = 128;
+
+/// Up to this, int32 counts rows, columns and elements. The step to a thread's next item does not
+/// overflow either: it is at most kMaxGridY * kThreads rows, or the columns rounded up to whole
+/// blocks.
+inline constexpr std::int64_t kMaxSmall = (std::int64_t{1} << 30) - kThreads;
 
 /// A matrix of work items, passed to the kernel by value. `line(row)` is what the items of one row
 /// share (addresses, decoded indices); `work(line, column)` does one item. `Index` counts rows and
-/// columns; it is int32 only where kMaxSmall allows it and 2 * columns fit.
+/// columns; it may be int32 where neither is above kMaxSmall.
 template <class W>
 concept Work = std::is_trivially_copyable_v<W> && std::signed_integral<typename W::Index> &&
     requires(const W& work, typename W::Index index) {
@@ -48,10 +53,6 @@ __host__ __device__ void run_items(const W& work, typename W::Index row, typenam
     for (auto at = column; at < work.columns; at += column_step) work(line, at);
   }
 }
-
-/// Threads of a block, in any shape. With 128 the smallest matrix of interest (24 x 4096 f32, 192
-/// blocks) reaches all 132 SMs of an H200, and 16 blocks still fill an SM for the large ones.
-inline constexpr int kThreads = 128;
 
 /// Grid: (columns / block.x, rows / block.y), each limited to what CUDA allows; run_items strides
 /// over the rest.

@@ -62,8 +62,9 @@ struct Pack {
 };
 
 /// `Width` elements at `address`. Several elements are taken in accesses of 16 bytes, to which the
-/// address must be aligned, and are marked as not needed again; a single one stays cached, because
-/// in a strided walk its neighbours come later.
+/// address must be aligned. They carry no cache hint on purpose: on an H200, loads that L2 may
+/// evict first cost 6 % of the bandwidth of a sum beside stores that it may keep (31.7 against 30.0
+/// us for 64 matrices of [24, 4, 4096] f32).
 template <int Width, class T>
 [[nodiscard]] __host__ __device__ Pack<T, Width> load(const T* address) {
   Pack<T, Width> pack;
@@ -78,8 +79,7 @@ template <int Width, class T>
     constexpr int kAccesses = Pack<T, Width>::kAccesses;
 #ifdef __CUDA_ARCH__
     uint4 raw[kAccesses];
-    for (int i = 0; i < kAccesses; ++i)
-      raw[i] = __ldcs(reinterpret_cast<const uint4*>(address) + i);
+    for (int i = 0; i < kAccesses; ++i) raw[i] = reinterpret_cast<const uint4*>(address)[i];
 #else
     HostAccess raw[kAccesses];
     for (int i = 0; i < kAccesses; ++i) raw[i] = reinterpret_cast<const HostAccess*>(address)[i];
