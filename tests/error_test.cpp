@@ -98,9 +98,11 @@ TEST(Error, AKeptExpectationThrowsNothing) {
 }
 
 TEST(Error, AContractMessageHasTextCallSiteAndRule) {
-  const int line = __LINE__ + 1;
-  const std::string message =
-      message_of([] { expects(false, Rule::misaligned, "buffer 'b': odd"); });
+  int line = 0;
+  const std::string message = message_of([&line] {
+    line = __LINE__ + 1;
+    expects(false, Rule::misaligned, "buffer 'b': odd");
+  });
   EXPECT_TRUE(contains(message, "buffer 'b': odd")) << message;
   EXPECT_TRUE(contains(message, "error_test.cpp:" + std::to_string(line))) << message;
   EXPECT_TRUE(contains(message, "[misaligned]")) << message;

@@ -6,16 +6,22 @@ Usage: python3 stable_buffer_test.py PATH/TO/libholdfast_torch.so
 
 The sums must have the bits of `view(rows, 4, hidden).sum(1)`, and a torch.cuda.CUDAGraph that reads the
 buffer through a tensor which aliases it must see every refit, while a tensor that is assigned anew after
-capture must stay stale (or the first half proves nothing).
+capture must stay stale (or the first half proves nothing). Exits with 77 where PyTorch or a GPU is missing, unless
+HOLDFAST_REQUIRE_GPU=1.
 """
 
 import ctypes
+import os
 import sys
 import unittest
 
-import torch
+try:
+    import torch
+except ImportError:
+    torch = None
 
 LIBRARY = None
+SKIPPED = 77
 
 
 class Buffer:
@@ -130,6 +136,9 @@ class StableBufferTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if torch is None or not torch.cuda.is_available():
+        print("skipped: PyTorch with a usable GPU is not here")
+        sys.exit(1 if os.environ.get("HOLDFAST_REQUIRE_GPU") == "1" else SKIPPED)
     LIBRARY = ctypes.CDLL(sys.argv.pop(1))
     LIBRARY.holdfast_create.restype = ctypes.c_void_p
     LIBRARY.holdfast_data.restype = ctypes.c_void_p
