@@ -9,7 +9,8 @@
 /// - stream_sum/hidden:H/l2:warm|cold: one f32 matrix [24, 4, H], as one node of a replayed graph.
 /// - stream_sum_64/hidden:H: 64 such matrices in one launch, against the copy rate.
 /// - finalize/hidden:H: StableBuffer::finalize on an existing buffer, by the host's clock: until
-///   the call returns, and until the stream is done.
+///   the call returns, and until the stream is done; beside it, in turn, the launch of the same
+///   kernel alone.
 /// - copy_rate: bytes read and written per second by the best of three copy kernels, 1 GiB. Below
 ///   4.0 TB/s the machine was disturbed, and what is compared with it is void.
 ///
@@ -311,20 +312,28 @@ Result measure_finalize(std::int64_t hidden) {
   const holdfast::TensorView view(address, {kRows, kStreams, hidden}, 0);
   holdfast::DeviceResource memory;
   holdfast::StableBuffer<float> buffer{"benchmark", memory};
-  Result result;
-  for (int i = -50; i < kSamples; ++i) {  // the first 50 warm up; the very first allocates
+  const holdfast::StreamSum<float> recipe{view};
+  const auto time = [&stream](const auto& enqueue) {  // until the call returns, until it is done
     check(cudaDeviceSynchronize(), "synchronise");
     const auto begin = Clock::now();
-    buffer.finalize(holdfast::StreamSum<float>{view}, stream.ref());
+    enqueue();
     const auto returned = Clock::now();
     stream.wait();
     const auto done = Clock::now();
+    return std::pair{std::chrono::duration<double>(returned - begin).count(),
+                     std::chrono::duration<double>(done - begin).count()};
+  };
+  Result result;
+  for (int i = -500; i < kSamples; ++i) {  // the first 500 warm up; the very first allocates
+    const auto [call, done] =
+        time([&] { buffer.finalize(holdfast::StreamSum<float>{view}, stream.ref()); });
+    const auto [bare_call, bare_done] = time([&] { recipe(buffer.data(), stream.ref()); });
     if (i < 0) continue;
-    const std::chrono::duration<double> call = returned - begin;
-    const std::chrono::duration<double> all = done - begin;
-    result.seconds.push_back(all.count());
-    result.counters["call_us"].push_back(call.count() * 1e6);
-    result.counters["done_us"].push_back(all.count() * 1e6);
+    result.seconds.push_back(done);
+    result.counters["call_us"].push_back(call * 1e6);
+    result.counters["done_us"].push_back(done * 1e6);
+    result.counters["bare_launch_call_us"].push_back(bare_call * 1e6);
+    result.counters["bare_launch_done_us"].push_back(bare_done * 1e6);
   }
   std::vector<float> got(values.size() / kStreams);
   check(cudaMemcpy(got.data(), buffer.data(), got.size() * sizeof(float), cudaMemcpyDeviceToHost),

@@ -409,6 +409,7 @@ TEST_F(StableBuffer, SourceThatOverlapsTheBufferIsRefused) {
   };
   overlap(buffer.view());
   const DeviceArray<float> engine(kCount * 2);
+  engine.poison();
   Buffer adopted(kName, *memory);
   adopted.adopt(TensorView(engine.data() + kCount, kShape, 0));
   expect_refused(Rule::source_overlaps_target, [&] {
