@@ -40,10 +40,11 @@ const std::vector<std::pair<Rule, std::string>> kRules{
     {Rule::read_only, "read_only"},
     {Rule::source_overlaps_target, "source_overlaps_target"},
     {Rule::not_allocated, "not_allocated"},
+    {Rule::address_taken, "address_taken"},
     {Rule::already_allocated, "already_allocated"},
     {Rule::allocation_in_capture, "allocation_in_capture"},
     {Rule::refit_in_capture, "refit_in_capture"},
-    {Rule::mark_in_capture, "mark_in_capture"},
+    {Rule::order_in_capture, "order_in_capture"},
     {Rule::moved_from, "moved_from"},
 };
 
@@ -75,7 +76,10 @@ TEST(Error, EveryRuleOfTheEnumerationHasANameOfItsOwn) {
   EXPECT_EQ(names.size(), kRules.size()) << "a rule that this test does not know";
 }
 
-TEST(Error, ReasonsAreNamedAsTheyAreSpelt) { EXPECT_STREQ(to_string(Reason::busy), "busy"); }
+TEST(Error, ReasonsAreNamedAsTheyAreSpelt) {
+  EXPECT_STREQ(to_string(Reason::busy), "busy");
+  EXPECT_STREQ(to_string(Reason::unset), "unset");
+}
 
 TEST(Error, ValuesOutsideTheEnumerationsAreUnknown) {
   EXPECT_STREQ(to_string(static_cast<Rule>(255)), "unknown");

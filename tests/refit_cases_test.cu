@@ -1688,8 +1688,8 @@ TEST_F(RefitCases, B108EveryRefusalInACaptureSaysWhatToDo) {
     expect("finalize", unset, Rule::refit_in_capture, [&] { unset.finalize(sum_of(source), on); });
     expect("finalize", live, Rule::refit_in_capture, [&] { live.finalize(sum_of(source), on); });
     for (const StableBuffer<float>* buffer : {&unset, &live}) {
-      expect("mark_use", *buffer, Rule::mark_in_capture, [&] { buffer->mark_use(on); });
-      expect("wait_ready", *buffer, Rule::mark_in_capture, [&] { buffer->wait_ready(on); });
+      expect("mark_use", *buffer, Rule::order_in_capture, [&] { buffer->mark_use(on); });
+      expect("wait_ready", *buffer, Rule::order_in_capture, [&] { buffer->wait_ready(on); });
     }
   };
   const auto read = [&](cudaStream_t on) {

@@ -588,71 +588,80 @@ TEST_F(StableBuffer, BrokenCaptureIsRefusedNotRecorded) {
   EXPECT_EQ(buffer.state(), State::live);
 }
 
+// Blocking streams apart: they are bound to the legacy stream, which an implicit wait would go through.
 TEST_F(StableBuffer, AllocationAndFreeDisturbNoCaptureOfThisThread) {
   const DeviceArray<float> source(values(1));
   const DeviceArray<float> output(kCount);
   const Stream other;
-  for (const auto mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
-                          cudaStreamCaptureModeRelaxed}) {
-    output.poison();
-    auto doomed = std::make_optional(filled(source));
-    sync();
-    const Graph graph(
-        stream,
-        [&] {
-          Buffer allocated(kName, *memory);
-          allocated.allocate(kShape);
-          Buffer fresh(kName, *memory);
-          fresh.finalize(CopyOf<float>(view(source)), other);  // another stream: not in the graph
-          fresh.mark_use(other);
-          fresh.finalize(CopyOf<float>(view(source)), other);
-          doomed.reset();
-          enqueue_copy(output.data(), source.data(), stream);
-        },
-        mode);
-    EXPECT_EQ(graph.nodes(), 1U);
-    graph.launch(stream);
-    EXPECT_EQ(output.download(), values(1));
-    EXPECT_TRUE(memory->ledger().live().empty());
+  for (const unsigned flags : {cudaStreamNonBlocking, cudaStreamDefault}) {
+    const Stream captured(flags);
+    for (const auto mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal,
+                            cudaStreamCaptureModeRelaxed}) {
+      SCOPED_TRACE(std::to_string(flags) + ", mode " + std::to_string(mode));
+      output.poison();
+      auto doomed = std::make_optional(filled(source));
+      sync();
+      const Graph graph(
+          captured,
+          [&] {
+            Buffer allocated(kName, *memory);
+            allocated.allocate(kShape);
+            Buffer fresh(kName, *memory);
+            fresh.finalize(CopyOf<float>(view(source)), other);  // another stream: not in the graph
+            fresh.mark_use(other);
+            fresh.finalize(CopyOf<float>(view(source)), other);
+            doomed.reset();
+            enqueue_copy(output.data(), source.data(), captured);
+          },
+          mode);
+      EXPECT_EQ(graph.nodes(), 1U);
+      graph.launch(captured);
+      EXPECT_EQ(output.download(), values(1));
+      EXPECT_TRUE(memory->ledger().live().empty());
+    }
   }
 }
 
 TEST_F(StableBuffer, AllocationAndFreeDisturbNoCaptureOfAnotherThread) {
   const DeviceArray<float> source(values(1));
   const DeviceArray<float> output(kCount);
-  output.poison();
-  std::atomic<int> step{0};
-  const auto reached = [&](int wanted) {
-    while (step.load() < wanted) std::this_thread::yield();
-  };
-  std::unique_ptr<Graph> graph;
-  std::thread capturing([&] {
-    try {
-      graph = std::make_unique<Graph>(stream, [&] {
-        step = 1;
-        reached(2);
-        enqueue_copy(output.data(), source.data(), stream);
-      });
-    } catch (const std::exception& error) {
-      ADD_FAILURE() << "the capture did not survive: " << error.what();
-    }
-  });
-  reached(1);
-  {
-    const Stream mine;
-    Buffer buffer(kName, *memory);
-    buffer.finalize(CopyOf<float>(view(source)), mine);
-    buffer.finalize(CopyOf<float>(view(source)), mine);
-    buffer.mark_use(mine);
-    Buffer allocated(kName, *memory);
-    allocated.allocate(kShape);
-  }  // both are freed here, during the capture
-  EXPECT_TRUE(memory->ledger().live().empty());
-  step = 2;
-  capturing.join();
-  ASSERT_NE(graph, nullptr);
-  graph->launch(stream);
-  EXPECT_EQ(output.download(), values(1));
+  for (const unsigned flags : {cudaStreamNonBlocking, cudaStreamDefault}) {
+    SCOPED_TRACE(flags);
+    output.poison();
+    const Stream captured(flags);
+    std::atomic<int> step{0};
+    const auto reached = [&](int wanted) {
+      while (step.load() < wanted) std::this_thread::yield();
+    };
+    std::unique_ptr<Graph> graph;
+    std::thread capturing([&] {
+      try {
+        graph = std::make_unique<Graph>(captured, [&] {
+          step = 1;
+          reached(2);
+          enqueue_copy(output.data(), source.data(), captured);
+        });
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "the capture did not survive: " << error.what();
+      }
+    });
+    reached(1);
+    {
+      const Stream mine;
+      Buffer buffer(kName, *memory);
+      buffer.finalize(CopyOf<float>(view(source)), mine);
+      buffer.finalize(CopyOf<float>(view(source)), mine);
+      buffer.mark_use(mine);
+      Buffer allocated(kName, *memory);
+      allocated.allocate(kShape);
+    }  // both are freed here, during the capture
+    EXPECT_TRUE(memory->ledger().live().empty());
+    step = 2;
+    capturing.join();
+    ASSERT_NE(graph, nullptr);
+    graph->launch(captured);
+    EXPECT_EQ(output.download(), values(1));
+  }
 }
 
 TEST_F(StableBuffer, LegacyStreamIsRefusedWhileABlockingStreamCaptures) {
@@ -670,7 +679,7 @@ TEST_F(StableBuffer, LegacyStreamIsRefusedWhileABlockingStreamCaptures) {
     Buffer fresh(kName, *memory);
     expect_refused(Rule::allocation_in_capture,
                    [&] { fresh.finalize(CopyOf<float>(view(source)), legacy); });
-    expect_refused(Rule::mark_in_capture, [&] { buffer.mark_use(legacy); });
+    expect_refused(Rule::order_in_capture, [&] { buffer.mark_use(legacy); });
     enqueue_copy(output.data(), source.data(), blocking);
   });
   graph.launch(blocking);
@@ -683,9 +692,9 @@ TEST_F(StableBuffer, MarksAreRefusedInCaptureAndTheCaptureStaysValid) {
   const Buffer buffer = filled(source);
   sync();
   const Graph graph(stream, [&] {
-    expect_refused(Rule::mark_in_capture, [&] { buffer.mark_use(stream); },
+    expect_refused(Rule::order_in_capture, [&] { buffer.mark_use(stream); },
                    {kName, "mark_use", "before capture"});
-    expect_refused(Rule::mark_in_capture, [&] { buffer.wait_ready(stream); },
+    expect_refused(Rule::order_in_capture, [&] { buffer.wait_ready(stream); },
                    {kName, "wait_ready", "before capture"});
     enqueue_copy(output.data(), buffer.data(), stream);
   });
@@ -808,6 +817,191 @@ TEST_F(StableBuffer, StreamsThatComeAndGoAreToldApart) {
   }
 }
 
+TEST_F(StableBuffer, AStreamWithTheHandleOfADestroyedOneIsAnotherStream) {
+  const DeviceArray<float> source(values(1));
+  const DeviceArray<float> next(values(2));
+  const DeviceArray<float> output(kCount);
+  Buffer buffer = filled(source);
+  sync();
+  cudaStream_t gone = nullptr;
+  ok(cudaStreamCreateWithFlags(&gone, cudaStreamNonBlocking));
+  enqueue_delay(gone);
+  enqueue_copy(output.data(), buffer.data(), gone);
+  buffer.mark_use(gone);
+  ok(cudaStreamDestroy(gone));  // its work goes on
+  const Stream successor;
+  if (static_cast<cudaStream_t>(successor) != gone) GTEST_SKIP() << "the handle was not reused";
+  buffer.finalize(CopyOf<float>(view(next)), successor);
+  ok(cudaStreamSynchronize(successor));
+  EXPECT_EQ(output.download(), values(1));
+}
+
+TEST_F(StableBuffer, RefitOnAnotherStreamComesAfterWhatAFailedRecipeEnqueued) {
+  const DeviceArray<float> source(values(1));
+  const DeviceArray<float> half(values(2));
+  const DeviceArray<float> next(values(3));
+  const Stream other;
+  Buffer buffer = filled(source);
+  sync();
+  const Custom<float> failing(kShape, [&](float* out, cudaStream_t on) {
+    enqueue_delay(on);
+    enqueue_copy(out, half.data(), on);
+    throw std::runtime_error("half way");
+  });
+  EXPECT_THROW(buffer.finalize(failing, stream), std::runtime_error);
+  buffer.finalize(CopyOf<float>(view(next)), other);
+  ok(cudaStreamSynchronize(other));
+  sync();
+  EXPECT_EQ(test::download(buffer.data(), kCount), values(3));
+}
+
+TEST_F(StableBuffer, WaitReadyRefusesContentsThatNoFinalizeMade) {
+  const DeviceArray<float> source(values(1));
+  Buffer buffer(kName, *memory);
+  buffer.allocate(kShape);
+  const auto refused = [&] {
+    try {
+      buffer.wait_ready(stream);
+    } catch (const RefitError& error) {
+      EXPECT_NE(std::string(error.what()).find(kName), std::string::npos);
+      return error.reason() == Reason::unset;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused());
+  buffer.finalize(CopyOf<float>(view(source)), stream);
+  buffer.wait_ready(stream);
+  EXPECT_THROW(
+      buffer.finalize(Custom<float>(kShape, [](float*, cudaStream_t) { throw 1; }), stream), int);
+  EXPECT_TRUE(refused());
+}
+
+/// Hands out memory of its own, and reuses it at once when it comes back: it writes over it, and waits
+/// for nothing else. What the buffer should have waited for is then seen.
+class EagerPool {
+ public:
+  EagerPool() {
+    ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    ok(cudaMalloc(&memory_, kCount * sizeof(float)));
+  }
+  ~EagerPool() {
+    (void)cudaFree(memory_);
+    (void)cudaStreamDestroy(stream_);
+  }
+  EagerPool(const EagerPool&) = delete;
+  EagerPool& operator=(const EagerPool&) = delete;
+
+  [[nodiscard]] void* allocate(std::size_t bytes) {
+    if (bytes > kCount * sizeof(float))
+      throw holdfast::OutOfMemory(cudaErrorMemoryAllocation, "pool");
+    return static_cast<std::byte*>(memory_) + shift_;
+  }
+  void deallocate(void* address, std::size_t bytes) noexcept {
+    (void)cudaMemsetAsync(address, 0xCB, bytes, stream_);
+    (void)cudaStreamSynchronize(stream_);
+    ++returned_;
+  }
+  [[nodiscard]] int device() const noexcept { return 0; }
+  [[nodiscard]] holdfast::AddressLedger& ledger() noexcept { return ledger_; }
+
+  /// From now on addresses are no multiple of 256.
+  void misalign() { shift_ = 64; }
+  [[nodiscard]] int returned() const { return returned_; }
+  [[nodiscard]] const float* memory() const { return static_cast<const float*>(memory_); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  void* memory_ = nullptr;
+  std::size_t shift_ = 0;
+  int returned_ = 0;
+  holdfast::AddressLedger ledger_;
+};
+static_assert(holdfast::MemoryResource<EagerPool>);
+
+TEST_F(StableBuffer, MemoryGoesBackOnlyWhenMarkedUsesAreDone) {
+  const DeviceArray<float> source(values(1));
+  const DeviceArray<float> output(kCount);
+  const Stream reader;
+  EagerPool pool;
+  {
+    Buffer buffer(kName, pool);
+    buffer.finalize(CopyOf<float>(view(source)), stream);
+    buffer.wait_ready(reader);
+    enqueue_delay(reader);
+    enqueue_copy(output.data(), buffer.data(), reader);
+    buffer.mark_use(reader);
+  }
+  EXPECT_EQ(pool.returned(), 1);
+  ok(cudaStreamSynchronize(reader));
+  EXPECT_EQ(output.download(), values(1));
+}
+
+TEST_F(StableBuffer, MemoryGoesBackOnlyWhenItsFillsAreDone) {
+  const DeviceArray<float> source(values(1));
+  EagerPool pool;
+  const auto expect_untouched_since = [&] {
+    EXPECT_EQ(pool.returned(), 1);
+    sync();
+    for (const float value : test::download(pool.memory(), kCount)) {
+      ASSERT_EQ(test::bits<std::uint32_t>(value), 0xCBCBCBCBU) << "written after it went back";
+    }
+  };
+  const auto fill_late = [&](float* out, cudaStream_t on) {
+    enqueue_delay(on);
+    enqueue_copy(out, source.data(), on);
+  };
+  {
+    Buffer buffer(kName, pool);
+    buffer.finalize(Custom<float>(kShape, fill_late), stream);
+  }
+  expect_untouched_since();
+}
+
+TEST_F(StableBuffer, MemoryOfAFailedFirstFillGoesBackOnlyWhenItIsDone) {
+  const DeviceArray<float> source(values(1));
+  EagerPool pool;
+  Buffer buffer(kName, pool);
+  EXPECT_THROW(buffer.finalize(Custom<float>(kShape,
+                                             [&](float* out, cudaStream_t on) {
+                                               enqueue_delay(on);
+                                               enqueue_copy(out, source.data(), on);
+                                               throw std::runtime_error("half way");
+                                             }),
+                               stream),
+               std::runtime_error);
+  EXPECT_EQ(pool.returned(), 1);
+  sync();
+  for (const float value : test::download(pool.memory(), kCount)) {
+    ASSERT_EQ(test::bits<std::uint32_t>(value), 0xCBCBCBCBU) << "written after it went back";
+  }
+}
+
+TEST_F(StableBuffer, AddressesOfAResourceAreChecked) {
+  EagerPool pool;
+  pool.misalign();
+  Buffer buffer(kName, pool);
+  expect_refused(Rule::misaligned, [&] { buffer.allocate({8}); }, {"256"});
+  EXPECT_EQ(pool.returned(), 1);
+  EXPECT_EQ(buffer.state(), State::empty);
+}
+
+TEST_F(StableBuffer, AdoptedMemoryMustHoldTheShapeAndBelongToNoOtherBuffer) {
+  const DeviceArray<float> engine(kCount);
+  engine.poison();
+  Buffer buffer(kName, *memory);
+  expect_refused(Rule::shape_mismatch,
+                 [&] { buffer.adopt(TensorView(engine.data(), {kRows * kHidden + 1}, 0)); },
+                 {kName, "adopt"});
+  expect_refused(Rule::shape_mismatch,
+                 [&] { buffer.adopt(TensorView(engine.data() + 1, kShape, 0)); });
+  buffer.adopt(TensorView(engine.data() + kCount / 2, {kRows * kHidden / 2}, 0));
+  Buffer second("second", *memory);
+  expect_refused(Rule::address_taken, [&] { second.adopt(TensorView(engine.data(), kShape, 0)); },
+                 {"second", kName});
+  EXPECT_EQ(second.state(), State::empty);
+  second.adopt(TensorView(engine.data(), {kRows * kHidden / 2}, 0));  // its neighbour
+}
+
 TEST_F(StableBuffer, DestructorWaitsForFillsAndMarkedUses) {
   const DeviceArray<float> source(values(1));
   const DeviceArray<float> output(kCount);
@@ -836,6 +1030,18 @@ TEST_F(StableBuffer, DestructorWaitsForFillsAndMarkedUses) {
                      reader));
   ok(cudaStreamSynchronize(reader));
   EXPECT_EQ(now, values(1));
+  {
+    Buffer adopted(kName, *memory);
+    adopted.adopt(TensorView(engine.data(), kShape, 0));
+    enqueue_delay(reader);
+    enqueue_copy(output.data(), engine.data(), reader);
+    adopted.mark_use(reader);
+  }
+  // The engine may now do what it likes with its memory.
+  ok(cudaMemsetAsync(engine.data(), 0xCB, kCount * sizeof(float), stream));
+  sync();
+  ok(cudaStreamSynchronize(reader));
+  EXPECT_EQ(output.download(), values(1));
 }
 
 // --- Ownership

@@ -115,6 +115,20 @@ class AddressLedger {
     return std::nullopt;
   }
 
+  /// A live range that shares a byte with [base, base + bytes). \cost linear in the live ranges.
+  [[nodiscard]] std::optional<AddressRange> find_overlap(const void* base,
+                                                         std::size_t bytes) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(base);
+    const std::lock_guard lock(state_->mutex);
+    for (const AddressRange& range : state_->live) {
+      if (range.contains(begin) ||
+          (range.bytes > 0 && range.base >= begin && range.base - begin < bytes)) {
+        return range;
+      }
+    }
+    return std::nullopt;
+  }
+
   /// The live ranges, oldest first.
   [[nodiscard]] std::vector<AddressRange> live() const { return copy(&State::live); }
   /// The ranges that were given up, oldest first. They may be in use again, by us or by others:

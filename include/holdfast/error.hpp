@@ -34,16 +34,18 @@ enum class Rule : std::uint8_t {
   read_only,          ///< the view promises not to write, and the operation writes
   source_overlaps_target,  ///< a recipe reads memory that it is about to write
   not_allocated,           ///< the buffer has no address yet
+  address_taken,           ///< another buffer holds some of these bytes
   already_allocated,       ///< the buffer has its address for life and cannot get another one
   allocation_in_capture,   ///< a first finalize on a stream that is being captured
   refit_in_capture,        ///< a later finalize on a stream that is being captured
-  mark_in_capture,         ///< a use or a wait cannot be recorded while the stream is captured
+  order_in_capture,        ///< a use or a wait cannot be recorded while the stream is captured
   moved_from,              ///< the object was moved away
 };
 
 /// Why a refit could not go on; the machine-readable half of a RefitError.
 enum class Reason : std::uint8_t {
-  busy,  ///< another thread is changing the same object
+  busy,   ///< the same object is being changed, by another thread or by the caller of this one
+  unset,  ///< the contents are undefined: no finalize has succeeded since they were last lost
 };
 
 [[nodiscard]] constexpr const char* to_string(Rule rule) noexcept {
@@ -59,10 +61,11 @@ enum class Reason : std::uint8_t {
     case Rule::read_only: return "read_only";
     case Rule::source_overlaps_target: return "source_overlaps_target";
     case Rule::not_allocated: return "not_allocated";
+    case Rule::address_taken: return "address_taken";
     case Rule::already_allocated: return "already_allocated";
     case Rule::allocation_in_capture: return "allocation_in_capture";
     case Rule::refit_in_capture: return "refit_in_capture";
-    case Rule::mark_in_capture: return "mark_in_capture";
+    case Rule::order_in_capture: return "order_in_capture";
     case Rule::moved_from: return "moved_from";
   }
   return "unknown";
@@ -71,11 +74,13 @@ enum class Reason : std::uint8_t {
 [[nodiscard]] constexpr const char* to_string(Reason reason) noexcept {
   switch (reason) {
     case Reason::busy: return "busy";
+    case Reason::unset: return "unset";
   }
   return "unknown";
 }
 
-/// The caller broke a documented rule. Nothing has changed; the same call, corrected, works.
+/// The caller broke a documented rule. Nothing has changed, unless a recipe of the caller's threw
+/// it; the same call, corrected, works.
 class ContractError : public std::logic_error {
  public:
   ContractError(Rule rule, const std::string& message) : std::logic_error(message), rule_(rule) {}

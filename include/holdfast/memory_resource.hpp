@@ -30,7 +30,8 @@ namespace holdfast {
 ///
 /// - `allocate(bytes)`, bytes > 0: device memory on `device()`, aligned to 256 bytes or more,
 ///   usable at once on every stream. Throws OutOfMemory or CudaError, and then has changed nothing.
-/// - `deallocate(address, bytes)`: gives it back; never throws.
+/// - `deallocate(address, bytes)`: gives it back; never throws. Work on the memory is done by then,
+///   unless the device failed.
 /// - both may be called during captures, of this thread or of another, and disturb none; both leave
 ///   the current device as they found it.
 /// - `device()`, `ledger()`.

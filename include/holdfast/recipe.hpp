@@ -6,8 +6,9 @@
 /// Recipe: how the contents of a derived parameter are made.
 ///
 /// A recipe is a pure function from its sources to one contiguous row-major tensor. It is built
-/// from views at the moment of use and is not kept: no address of a source outlives the call that
-/// used it.
+/// from views at the moment of use, and nothing keeps it: the next refit may name other addresses.
+/// What it enqueues reads the sources when the stream gets there, so they stay valid and unchanged
+/// till then.
 
 #include "holdfast/tensor_view.hpp"
 

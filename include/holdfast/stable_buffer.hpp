@@ -60,6 +60,9 @@ enum class Capture : std::uint8_t {
 
 namespace detail {
 
+/// What every MemoryResource aligns to, in bytes.
+inline constexpr std::size_t kAlignment = 256;
+
 /// The contract of StableBuffer, in bytes. It never moves, so that threads may hold its address.
 class StableStorage {
  public:
@@ -94,7 +97,13 @@ class StableStorage {
   /// Fresh memory with its ledger entry. Unless it is published it goes back without a trace.
   struct Allocation {
     Allocation(ResourceRef memory_in, std::size_t bytes_in) : memory(memory_in), bytes(bytes_in) {
-      if (bytes > 0) address = memory.allocate(bytes);
+      if (bytes == 0) return;
+      address = memory.allocate(bytes);
+      if (address != nullptr && reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0) return;
+      if (address != nullptr) memory.deallocate(address, bytes);
+      throw ContractError(Rule::misaligned,
+                          "StableBuffer: the memory resource gave an address that is null or no "
+                          "multiple of 256 bytes; mend the resource [misaligned]");
     }
     ~Allocation() {
       if (address == nullptr) return;
@@ -117,8 +126,8 @@ class StableStorage {
       if (!busy_.test_and_set(std::memory_order_acquire)) return;
       throw RefitError(Reason::busy,
                        storage.says(operation,
-                                    "another thread is changing the buffer; order the "
-                                    "two calls and try again [busy]"));
+                                    "another thread, or the recipe's own caller, is changing the "
+                                    "buffer; order the two calls and try again [busy]"));
     }
     ~Changing() { busy_.clear(std::memory_order_release); }
     Changing(const Changing&) = delete;
@@ -134,7 +143,7 @@ class StableStorage {
   void expects_sources(std::span<const ByteRange> sources) const;
   void expects_not_capturing(const char* operation, cudaStream_t stream) const;
   void enter(Allocation& fresh) const;
-  void publish(Allocation& fresh, const Shape& shape, State state) noexcept;
+  void publish(Allocation& fresh, const Shape& shape) noexcept;
   void mark_filled(cudaStream_t stream, unsigned long long id);
 
   std::string name_;
@@ -191,8 +200,8 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
   if (first) {
     expects(capturing == CaptureState::none, Rule::allocation_in_capture, [this] {
       return says("finalize",
-                  "the stream is being captured, and a first finalize allocates; call "
-                  "finalize or allocate before capture");
+                  "the stream is being captured (or it is stream 0, and a blocking stream is), "
+                  "and a first finalize allocates; call finalize or allocate before capture");
     });
   } else {
     expects(shape == shape_, Rule::shape_mismatch, [this, &shape] {
@@ -205,8 +214,9 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
                 (capturing == CaptureState::active && capture == Capture::record),
             Rule::refit_in_capture, [this] {
               return says("finalize",
-                          "the stream is being captured; refit before capture or after it, or pass "
-                          "Capture::record to have every replay recompute the contents");
+                          "the stream is being captured (or it is stream 0, and a blocking stream "
+                          "is); refit before capture or after it, or pass Capture::record to have "
+                          "every replay recompute the contents");
             });
   }
   // A captured stream must not be asked for its device; a capture is of the current one.
@@ -234,7 +244,7 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
         throw;
       }
     }
-    publish(fresh, shape, State::live);
+    publish(fresh, shape);
   } else if (bytes > 0) {
     uses_.order_before(stream, id);
     fills_.order_before(stream, id);
@@ -250,8 +260,8 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
       throw;
     }
   }
+  generation_.fetch_add(1, std::memory_order_acq_rel);  // first: who sees live sees it counted
   state_.store(State::live, std::memory_order_release);
-  generation_.fetch_add(1, std::memory_order_acq_rel);
 }
 
 inline void StableStorage::allocate(const Shape& shape) {
@@ -259,7 +269,8 @@ inline void StableStorage::allocate(const Shape& shape) {
   expects_unallocated("allocate");
   Allocation fresh(memory_, byte_count("allocate", shape));
   enter(fresh);
-  publish(fresh, shape, State::unset);
+  publish(fresh, shape);
+  state_.store(State::unset, std::memory_order_release);
 }
 
 inline void StableStorage::adopt(void* address, const TensorView& view) {
@@ -289,6 +300,18 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
                               (on_device ? "memory of device " + std::to_string(found.device)
                                          : std::string("an address that is no device memory")));
             });
+    const std::size_t there = bytes_from(address);
+    expects(bytes <= there, Rule::shape_mismatch, [this, &view, there] {
+      return says("adopt", "shape " + to_string(view.shape()) + " does not fit the " +
+                               std::to_string(there) +
+                               " bytes that its allocation has from this address on");
+    });
+    const auto taken = memory_.ledger().find_overlap(address, bytes);
+    expects(!taken, Rule::address_taken, [this, &taken] {
+      return says("adopt", "buffer '" + taken->name +
+                               "' already holds some of these bytes; two "
+                               "buffers would overwrite each other's contents: share the one");
+    });
     entry = memory_.ledger().enter({.name = name_,
                                     .base = reinterpret_cast<std::uintptr_t>(address),
                                     .bytes = bytes,
@@ -320,6 +343,11 @@ inline void StableStorage::wait_ready(cudaStream_t stream) const {
   });
   expects_not_capturing("wait_ready", stream);
   expects_device("wait_ready", stream_device(stream));
+  if (state() == State::unset) {
+    throw RefitError(Reason::unset, says("wait_ready",
+                                         "the contents are undefined; finalize the buffer before "
+                                         "anything reads it [unset]"));
+  }
   fills_.order_before(stream, stream_id(stream));
 }
 
@@ -365,9 +393,10 @@ inline void StableStorage::expects_sources(std::span<const ByteRange> sources) c
 }
 
 inline void StableStorage::expects_not_capturing(const char* operation, cudaStream_t stream) const {
-  expects(capture_state(stream) == CaptureState::none, Rule::mark_in_capture, [this, operation] {
+  expects(capture_state(stream) == CaptureState::none, Rule::order_in_capture, [this, operation] {
     return says(operation,
-                "the stream is being captured; call it before capture, or after a replay");
+                "the stream is being captured (or it is stream 0, and a blocking stream is); call "
+                "it before capture, or after a replay");
   });
 }
 
@@ -380,12 +409,12 @@ inline void StableStorage::enter(Allocation& fresh) const {
                                         .buffer_id = buffer_id(fresh.address)});
 }
 
-inline void StableStorage::publish(Allocation& fresh, const Shape& shape, State state) noexcept {
+/// The caller then sets the state, which is what observers look at first.
+inline void StableStorage::publish(Allocation& fresh, const Shape& shape) noexcept {
   shape_ = shape;
   bytes_ = fresh.bytes;
   entry_ = std::move(fresh.entry);
   address_.store(std::exchange(fresh.address, nullptr), std::memory_order_release);
-  state_.store(state, std::memory_order_release);
 }
 
 /// If the event cannot be recorded the fill is awaited instead, so that no fill goes untracked.
@@ -425,7 +454,7 @@ inline void StableStorage::mark_filled(cudaStream_t stream, unsigned long long i
 template <class T>
 class StableBuffer {
   static_assert(std::is_trivially_copyable_v<T>, "the contents are copied as bytes");
-  static_assert(alignof(T) <= 256, "memory resources align to 256 bytes");
+  static_assert(alignof(T) <= detail::kAlignment, "memory resources align to 256 bytes");
 
  public:
   /// Makes no CUDA call. `name` appears in errors and in the ledger of `memory`.
@@ -456,23 +485,26 @@ class StableBuffer {
   [[nodiscard]] int device() const { return storage("device").device(); }
   /// \throws ContractError moved_from.
   [[nodiscard]] const std::string& name() const { return storage("name").name(); }
-  /// The contents as a source for another recipe; read-only. \throws ContractError not_allocated,
-  /// moved_from.
+  /// The contents as a source for another recipe; read-only. A finalize that reads it on another
+  /// stream than the one that filled it goes between wait_ready and mark_use, like a replay.
+  /// \throws ContractError not_allocated, moved_from.
   [[nodiscard]] TensorView view() const {
     return TensorView(static_cast<const T*>(data()), shape(), device());
   }
 
-  /// Computes the contents by `recipe`: the first time into new memory, later in place.
+  /// Fills or refills the buffer by `recipe`: the first time into new memory, later in place.
   ///
-  /// The fill is ordered after earlier fills and after every use marked so far. If anything is
-  /// refused (ContractError, busy) or a call fails before the recipe runs, nothing has changed. If
-  /// the recipe itself throws, a first finalize gives its memory back and the buffer is empty
-  /// again; later the address stays and the state is unset until a finalize succeeds.
+  /// The recipe's sources stay valid and unchanged until the stream has run the fill. The fill is
+  /// ordered after earlier fills and after every use marked so far. If anything is refused
+  /// (ContractError, busy) or a call fails before the recipe runs, nothing has changed. If the
+  /// recipe itself throws, a first finalize gives its memory back and the buffer is empty again;
+  /// later the address stays and the state is unset until a finalize succeeds.
   /// \throws ContractError shape_mismatch, device_mismatch, source_overlaps_target, size_overflow,
   ///   allocation_in_capture, refit_in_capture, moved_from; RefitError busy; OutOfMemory;
   ///   CudaError; whatever the recipe throws.
   /// \stream enqueues only. On a captured stream refused; the capture stays valid.
-  /// \cost the recipe's launches and one event record; the first time one allocation.
+  /// \cost the recipe's launches, one event record, and one wait for each other stream that filled
+  ///   or was marked; the first time one allocation.
   template <Recipe<T> R>
   void finalize(const R& recipe, cuda::stream_ref stream) {
     finalize(recipe, Capture::refuse, stream);
@@ -502,8 +534,8 @@ class StableBuffer {
   void allocate(const Shape& shape) { storage("allocate").allocate(shape); }
 
   /// Takes memory that the engine owns and may have captured already: [view.shape()] T, contiguous,
-  /// on this buffer's device, writable. It is never freed here and must outlive the buffer. The
-  /// state is unset until a finalize.
+  /// on this buffer's device, writable, held by no other buffer. It is never freed here and must
+  /// outlive the buffer. The state is unset until a finalize.
   /// \throws ContractError already_allocated, type_mismatch, read_only, not_contiguous,
   ///   device_mismatch, moved_from; RefitError busy; CudaError. \cost no allocation, no launch.
   void adopt(const TensorView& view) {
@@ -512,17 +544,20 @@ class StableBuffer {
   }
 
   /// Says that the work enqueued on `stream` so far reads the buffer: the next finalize and the
-  /// destructor wait for it. Call it after launching a replay. May be called from any thread.
-  /// \throws ContractError not_allocated, mark_in_capture, device_mismatch, moved_from; CudaError.
+  /// destructor wait for it. Call it after launching a replay. May be called from any thread; a
+  /// finalize on another thread must not come between wait_ready and mark_use, or it does not see
+  /// the replay.
+  /// \throws ContractError not_allocated, order_in_capture, device_mismatch, moved_from; CudaError.
   /// \stream enqueues only; refused while capturing. \cost one event record.
   void mark_use(cuda::stream_ref stream) const {
     storage("mark_use").mark_use(detail::native(stream));
   }
 
   /// Makes `stream` wait for the last fill, where that ran on another stream. Call it before
-  /// launching a replay there. May be called from any thread.
-  /// \throws ContractError not_allocated, mark_in_capture, device_mismatch, moved_from; CudaError.
-  /// \stream enqueues only; refused while capturing.
+  /// launching a replay there. May be called from any thread, but see mark_use.
+  /// \throws ContractError not_allocated, order_in_capture, device_mismatch, moved_from; RefitError
+  ///   unset; CudaError.
+  /// \stream enqueues only; refused while capturing. \cost one wait, or none.
   void wait_ready(cuda::stream_ref stream) const {
     storage("wait_ready").wait_ready(detail::native(stream));
   }

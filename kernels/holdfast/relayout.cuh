@@ -143,7 +143,7 @@ struct RelayoutWork {
 ///
 /// To and From: the same one of float, __nv_bfloat16, __half, uint8_t, int32_t, int64_t; or two of
 /// the first three.
-template <class To, class From = To>
+template <class To, class From = To, class Architectures = detail::CompiledFor>
 class Relayout {
   static_assert(
       (std::same_as<To, From> && kElementType<To> != ElementType::opaque) ||
@@ -190,8 +190,8 @@ class Relayout {
   TensorView source_;  // as many To as its elements fit int64 bytes
 };
 
-template <class To, class From>
-void Relayout<To, From>::operator()(To* out, cuda::stream_ref stream) const {
+template <class To, class From, class Architectures>
+void Relayout<To, From, Architectures>::operator()(To* out, cuda::stream_ref stream) const {
   const std::int64_t bytes = shape().elements() * static_cast<std::int64_t>(sizeof(To));
   if (bytes == 0) return;
   expects(out != nullptr, Rule::null_pointer,
@@ -223,10 +223,10 @@ void Relayout<To, From>::operator()(To* out, cuda::stream_ref stream) const {
   }
 }
 
-template <class To, class From>
+template <class To, class From, class Architectures>
 template <int Width, std::unsigned_integral Number>
-void Relayout<To, From>::launch(const detail::MergedAxes& axes, To* out,
-                                cuda::stream_ref stream) const {
+void Relayout<To, From, Architectures>::launch(const detail::MergedAxes& axes, To* out,
+                                               cuda::stream_ref stream) const {
   detail::RelayoutWork<Target, Source, Width, Number> work{
       .source = static_cast<const Source*>(source_.data()),
       .out = reinterpret_cast<Target*>(out),

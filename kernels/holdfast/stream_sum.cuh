@@ -8,7 +8,8 @@
 /// DeepSeek V4 derives `hc_attn_fn_broadcast` [24, hidden] from `hc_attn_fn` [24, streams * hidden]
 /// this way, for the first layer, whose streams are all equal. The order of the sum is part of the
 /// contract: the same source gives the same bits on any device, in any launch, and in f32 with four
-/// streams the bits of PyTorch's `view(rows, 4, hidden).sum(1)`.
+/// streams and hidden above 1 the bits of PyTorch's `view(rows, 4, hidden).sum(1)`. Streams, in the
+/// plural, are the model's residual streams; `stream` is CUDA's.
 
 #include "holdfast/detail/capture.hpp"
 #include "holdfast/detail/launch.cuh"
@@ -79,7 +80,7 @@ struct StreamSumWork {
       terms[s] = load<Width>(source + (first + (stream + s) * stream_stride));
     }
     for (int s = 0; s < Count; ++s) {
-      for (int i = 0; i < Width; ++i) sums[i] += to_float(terms[s].values[i]);
+      for (int i = 0; i < Width; ++i) sums[i] = plus(sums[i], to_float(terms[s].values[i]));
     }
   }
 };
@@ -104,7 +105,7 @@ struct StreamSumWork {
 ///   is 16 bytes wide; elsewhere it is one element, with the same bits and lower speed.
 ///
 /// To and From: float, __nv_bfloat16 or __half, in any combination.
-template <class To, class From = To>
+template <class To, class From = To, class Architectures = detail::CompiledFor>
 class StreamSum {
   static_assert(detail::Floating<To> && detail::Floating<From>,
                 "StreamSum works on float, __nv_bfloat16 and __half");
@@ -148,8 +149,8 @@ class StreamSum {
   Shape shape_;        // [rows, hidden]; its size in bytes fits int64
 };
 
-template <class To, class From>
-const TensorView& StreamSum<To, From>::checked(const TensorView& source) {
+template <class To, class From, class Architectures>
+const TensorView& StreamSum<To, From, Architectures>::checked(const TensorView& source) {
   const auto name = [&] { return "stream_sum: source " + to_string(source.shape()); };
   expects(source.element_type() == kElementType<From>, Rule::type_mismatch, [&] {
     return name() + ": the elements are " + to_string(source.element_type()) + "; expected " +
@@ -167,8 +168,9 @@ const TensorView& StreamSum<To, From>::checked(const TensorView& source) {
   return source;
 }
 
-template <class To, class From>
-TensorView StreamSum<To, From>::split(const TensorView& source, std::int64_t streams) {
+template <class To, class From, class Architectures>
+TensorView StreamSum<To, From, Architectures>::split(const TensorView& source,
+                                                     std::int64_t streams) {
   const auto name = [&] { return "stream_sum: source " + to_string(source.shape()); };
   expects(source.shape().rank() == 2, Rule::unsupported_shape, [&] {
     return name() + ": rank " + std::to_string(source.shape().rank()) +
@@ -181,8 +183,8 @@ TensorView StreamSum<To, From>::split(const TensorView& source, std::int64_t str
   return source.unflatten(1, Shape{streams, source.shape()[1] / streams});
 }
 
-template <class To, class From>
-Shape StreamSum<To, From>::result(const TensorView& source) {
+template <class To, class From, class Architectures>
+Shape StreamSum<To, From, Architectures>::result(const TensorView& source) {
   const std::int64_t rows = source.shape()[0];
   const std::int64_t hidden = source.shape()[2];
   const std::int64_t elements = detail::multiply(rows, hidden);
@@ -194,8 +196,8 @@ Shape StreamSum<To, From>::result(const TensorView& source) {
   return Shape{rows, hidden};
 }
 
-template <class To, class From>
-void StreamSum<To, From>::operator()(To* out, cuda::stream_ref stream) const {
+template <class To, class From, class Architectures>
+void StreamSum<To, From, Architectures>::operator()(To* out, cuda::stream_ref stream) const {
   const std::int64_t bytes = shape_.elements() * static_cast<std::int64_t>(sizeof(To));
   if (bytes == 0) return;
   expects(out != nullptr, Rule::null_pointer,
@@ -233,9 +235,9 @@ void StreamSum<To, From>::operator()(To* out, cuda::stream_ref stream) const {
   }
 }
 
-template <class To, class From>
+template <class To, class From, class Architectures>
 template <int Width, int Streams, class Index>
-void StreamSum<To, From>::launch(To* out, cuda::stream_ref stream) const {
+void StreamSum<To, From, Architectures>::launch(To* out, cuda::stream_ref stream) const {
   // The stride of an axis of one element means nothing, and may be too large for Index.
   const auto stride = [&](int axis) {
     return static_cast<Index>(source_.shape()[axis] > 1 ? source_.strides()[axis] : 0);

@@ -23,7 +23,11 @@ TEST_F(Examples, Refit) {
   const test::DeviceArray<float> output(24 * hidden);
   const float* weights = source.data();
   float* seen = output.data();
-  const auto load_new_weights = [&] { source.upload(std::vector<float>(source.size(), 0.5F)); };
+  const std::vector<float> new_weights(source.size(), 0.5F);
+  const auto load_new_weights = [&](cudaStream_t on) {  // in order with the fills, which read them
+    test::ok(cudaMemcpyAsync(source.data(), new_weights.data(), source.bytes(),
+                             cudaMemcpyHostToDevice, on));
+  };
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t replay = nullptr;
 
@@ -38,7 +42,7 @@ TEST_F(Examples, Refit) {
   cudaStreamEndCapture(stream, &graph);
   cudaGraphInstantiate(&replay, graph, 0);
 
-  load_new_weights();
+  load_new_weights(stream);
   broadcast.finalize(holdfast::StreamSum<float>{hc_attn_fn, 4}, stream);  // the same address
   cudaGraphLaunch(replay, stream);                                        // reads the new sums
   // README end

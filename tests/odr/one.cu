@@ -4,4 +4,10 @@
 #include <holdfast/holdfast.hpp>
 #include <holdfast/kernels.cuh>
 
-int one_cuda() { return 1; }
+#include "refusal.hpp"
+
+#include <typeinfo>
+
+bool one_cuda() { return refusal_is_right(); }
+
+const char* recipe_type() { return typeid(holdfast::StreamSum<float>).name(); }

@@ -3,4 +3,6 @@
 
 #include <holdfast/holdfast.hpp>
 
-int two() { return 1; }
+#include "refusal.hpp"
+
+bool two() { return refusal_is_right(); }

@@ -4,4 +4,6 @@
 #include <holdfast/holdfast.hpp>
 #include <holdfast/kernels.cuh>
 
-int two_cuda() { return 1; }
+#include "refusal.hpp"
+
+bool two_cuda() { return refusal_is_right(); }

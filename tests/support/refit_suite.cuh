@@ -49,7 +49,8 @@ class Refit : public Cuda {
   static float weight(int round, std::int64_t mix, std::int64_t at_stream, std::int64_t column) {
     const auto mixed = static_cast<std::uint64_t>(round * 7919 + mix * 104729 +
                                                   at_stream * 1299709 + column * 15485863);
-    return static_cast<float>(static_cast<std::int64_t>(mixed * 2654435761U >> 7U) % 1001);
+    return static_cast<float>(static_cast<std::int64_t>((mixed * 2654435761U >> 7U) % 2001U) -
+                              1000);
   }
   void finalize(int round) {
     std::vector<float> weights(kCount * kStreams);

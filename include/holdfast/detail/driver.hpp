@@ -12,6 +12,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -34,17 +35,29 @@ template <class Function>
   return reinterpret_cast<Function>(address);
 }
 
-/// The driver's number for the allocation that holds `address`. It is never reused in the life of
-/// the process, so it tells a block from a later one at the same address.
+/// What the driver knows of the allocation that holds `address`.
 /// \throws CudaError, also if `address` lies in no CUDA allocation.
-[[nodiscard]] inline std::uint64_t buffer_id(const void* address) {
+template <class Value>
+[[nodiscard]] Value pointer_attribute(CUpointer_attribute attribute, const void* address) {
   const auto get = entry_point<PFN_cuPointerGetAttribute_v4000>("cuPointerGetAttribute", 4000);
-  unsigned long long id = 0;
+  Value value{};
   // The driver's error numbers are the runtime's.
-  check(static_cast<cudaError_t>(
-            get(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, reinterpret_cast<CUdeviceptr>(address))),
-        "asking for the id of an allocation");
-  return id;
+  check(static_cast<cudaError_t>(get(&value, attribute, reinterpret_cast<CUdeviceptr>(address))),
+        "asking the driver about an allocation");
+  return value;
+}
+
+/// The driver's number for an allocation. It is never reused in the life of the process, so it tells
+/// a block from a later one at the same address.
+[[nodiscard]] inline std::uint64_t buffer_id(const void* address) {
+  return pointer_attribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
+}
+
+/// How many bytes of its allocation lie at `address` and behind it.
+[[nodiscard]] inline std::size_t bytes_from(const void* address) {
+  const auto base = pointer_attribute<CUdeviceptr>(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address);
+  const auto size = pointer_attribute<std::size_t>(CU_POINTER_ATTRIBUTE_RANGE_SIZE, address);
+  return size - (reinterpret_cast<CUdeviceptr>(address) - base);
 }
 
 }  // namespace holdfast::detail

@@ -23,6 +23,13 @@
 
 namespace holdfast::detail {
 
+/// The architectures that this file is compiled for, as part of the type of every recipe. Files of
+/// one program may be compiled for different ones, and the linker merges functions of one name:
+/// some files would then launch kernels that the device does not have.
+template <int... Architecture>
+struct Architectures {};
+using CompiledFor = Architectures<__CUDA_ARCH_LIST__>;
+
 /// Threads of a block, in any shape. With 128 the smallest matrix of interest (24 x 4096 f32, 192
 /// blocks) reaches all 132 SMs of an H200, and 16 blocks still fill an SM for the large ones.
 inline constexpr int kThreads = 128;

@@ -115,6 +115,18 @@ __host__ __device__ void store(T* address, const Pack<T, Width>& pack) {
   return __half2float(value);
 }
 
+/// a + b, rounded to nearest even, also where a file is compiled to flush subnormals or to
+/// contract.
+[[nodiscard]] __host__ __device__ inline float plus(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float sum;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+  return sum;
+#else
+  return a + b;
+#endif
+}
+
 /// `value` rounded to To, to nearest with ties to even; beyond the range to infinity.
 template <Floating To>
 [[nodiscard]] __host__ __device__ To from_float(float value) {
