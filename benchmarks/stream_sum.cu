@@ -380,6 +380,16 @@ void add(const std::string& name, const std::function<Result()>& measure,
 
 bool failed = false;
 
+/// Whether a run ended in an error; Google Benchmark 1.8 renamed the field.
+template <class Run>
+bool ended_in_error(const Run& run) {
+  if constexpr (requires { run.error_occurred; }) {
+    return run.error_occurred;
+  } else {
+    return static_cast<bool>(run.skipped);
+  }
+}
+
 /// Leaves the names as they were registered, without `/iterations:1/repeats:101/manual_time`.
 template <class Base>
 class ExactNames : public Base {
@@ -391,9 +401,9 @@ class ExactNames : public Base {
       run.run_name.iterations.clear();
       run.run_name.repetitions.clear();
       run.run_name.time_type.clear();
-      failed = failed || run.error_occurred;
+      failed = failed || ended_in_error(run);
       renamed.push_back(std::move(run));
-      if (renamed.back().error_occurred) break;  // the other repetitions say the same
+      if (ended_in_error(renamed.back())) break;  // the other repetitions say the same
     }
     Base::ReportRuns(renamed);
   }

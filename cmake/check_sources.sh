@@ -37,6 +37,14 @@ check() {
     return 1
   fi
 
+  # clang-format leaves long comments alone.
+  mapfile -t hits < <(find "$root"/{include,kernels,tests,benchmarks} -regextype posix-extended \
+    -regex '.*\.(hpp|cpp|cuh|cu)' -exec grep -HnE '^.{101,}' {} + || true)
+  for file in "${hits[@]}"; do
+    found=1
+    printf '%s\n    refused: a line of more than 100 columns\n' "$file"
+  done
+
   # They compile to nothing where the host compiler sees them first. A condition variable's wait is fine: mark its
   # line with the comment "not a stream_ref".
   refuse 'wait() and priority() of cuda::stream_ref' '(\.|->)(wait|priority)[[:space:]]*\(' "${include[@]}" "${kernels[@]}"
@@ -105,6 +113,7 @@ END
   plant kernels/holdfast/a.cuh '#include <source_location>' 'source_location'
   plant include/holdfast/a.hpp 'auto d = [&] { return e; };' 'captures'
   plant include/holdfast/a.hpp 'auto d = [=, &f](int) { return e; };' 'captures'
+  plant tests/a.cpp "// $(printf 'x%.0s' {1..98})" '100 columns'
   plant tests/a.cpp '// TOD''O: later' 'names its issue'
   plant cmake/a.cmake '# TOD''O(someone) later' 'names its issue'
   plant CMakeLists.txt 'target_link_libraries(a PRIVATE CUDA::cuda_driver)' 'driver library'

@@ -17,7 +17,7 @@ export(EXPORT holdfast-targets NAMESPACE holdfast:: FILE "${CMAKE_CURRENT_BINARY
 
 configure_package_config_file(
   cmake/holdfast-config.cmake.in "${CMAKE_CURRENT_BINARY_DIR}/holdfast-config.cmake"
-  INSTALL_DESTINATION "${package_dir}" NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
+  INSTALL_DESTINATION "${package_dir}" NO_SET_AND_CHECK_MACRO)
 # Before 1.0 a minor version may break its users.
 write_basic_package_version_file(
   "${CMAKE_CURRENT_BINARY_DIR}/holdfast-config-version.cmake" COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)

@@ -12,6 +12,7 @@
 #include "support/recipes.hpp"
 #include "support/runtime.hpp"
 
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -107,8 +108,7 @@ struct World {
 
 struct Operation {
   const char* name;
-  std::function<void(World&)>
-      prepare;  // brings the buffer into the state that the operation starts from
+  std::function<void(World&)> prepare;  // brings the buffer to where the operation starts
   std::function<void(World&)> act;
   std::function<void(World&)> expect_done;  // what a success leaves
   bool keeps_contents = false;  // on failure, values(1), and reading them disturbs nothing

@@ -144,7 +144,6 @@ class StableBuffer : public test::Cuda {
 };
 
 // --- Address and contents
-// ----------------------------------------------------------------------------
 
 TEST_F(StableBuffer, HasNothingBeforeItsFirstFinalize) {
   const Buffer buffer(kName, *memory);
@@ -306,7 +305,6 @@ TEST_F(StableBuffer, FinalizeIsRepeatable) {
 }
 
 // --- Refusals
-// ----------------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, AnotherShapeIsRefusedAndNothingChanges) {
   const DeviceArray<float> source(values(1));
@@ -484,7 +482,6 @@ TEST_F(StableBuffer, TwoChangesAtOnceGiveBusy) {
 }
 
 // --- Capture
-// -----------------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, FirstFinalizeInCaptureIsRefusedAndTheCaptureStaysValid) {
   const DeviceArray<float> source(values(1));
@@ -588,7 +585,8 @@ TEST_F(StableBuffer, BrokenCaptureIsRefusedNotRecorded) {
   EXPECT_EQ(buffer.state(), State::live);
 }
 
-// Blocking streams apart: they are bound to the legacy stream, which an implicit wait would go through.
+// Blocking streams apart: they are bound to the legacy stream, which an implicit wait would go
+// through.
 TEST_F(StableBuffer, AllocationAndFreeDisturbNoCaptureOfThisThread) {
   const DeviceArray<float> source(values(1));
   const DeviceArray<float> output(kCount);
@@ -704,7 +702,6 @@ TEST_F(StableBuffer, MarksAreRefusedInCaptureAndTheCaptureStaysValid) {
 }
 
 // --- Streams and order
-// -------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, StreamZeroIsTheLegacyStream) {
   const DeviceArray<float> source(values(1));
@@ -876,8 +873,8 @@ TEST_F(StableBuffer, WaitReadyRefusesContentsThatNoFinalizeMade) {
   EXPECT_TRUE(refused());
 }
 
-/// Hands out memory of its own, and reuses it at once when it comes back: it writes over it, and waits
-/// for nothing else. What the buffer should have waited for is then seen.
+/// Hands out memory of its own, and reuses it at once when it comes back: it writes over it, and
+/// waits for nothing else. What the buffer should have waited for is then seen.
 class EagerPool {
  public:
   EagerPool() {
@@ -1045,7 +1042,6 @@ TEST_F(StableBuffer, DestructorWaitsForFillsAndMarkedUses) {
 }
 
 // --- Ownership
-// ---------------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, MovingKeepsTheAddressAndDisarmsTheSource) {
   const DeviceArray<float> source(values(1));
@@ -1147,7 +1143,6 @@ TEST_F(StableBuffer, ManyRefitsUseNoMoreMemory) {
 }
 
 // --- Threads
-// -----------------------------------------------------------------------------------------
 
 TEST_F(StableBuffer, ObserversAndMarksAreSafeBesideFinalize) {
   const DeviceArray<float> source(values(1));
@@ -1189,7 +1184,6 @@ TEST_F(StableBuffer, ObserversAndMarksAreSafeBesideFinalize) {
 }
 
 // --- Devices
-// -----------------------------------------------------------------------------------------
 
 class StableBufferOnTwoDevices : public StableBuffer {
  protected:

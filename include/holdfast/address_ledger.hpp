@@ -28,8 +28,8 @@ struct AddressRange {
   std::uintptr_t base = 0;  ///< device address
   std::size_t bytes = 0;
   int device = 0;
-  std::uint64_t buffer_id =
-      0;  ///< the driver's number of the allocation; never reused in a process
+  /// The driver's number of the allocation; never reused in a process.
+  std::uint64_t buffer_id = 0;
 
   /// Whether `address` is one of the bytes. One past the end is not.
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {

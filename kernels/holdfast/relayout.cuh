@@ -10,6 +10,7 @@
 
 #include "holdfast/detail/launch.cuh"
 #include "holdfast/detail/pack.cuh"
+#include "holdfast/detail/target.cuh"
 #include "holdfast/error.hpp"
 #include "holdfast/recipe.hpp"
 #include "holdfast/tensor_view.hpp"
@@ -194,16 +195,7 @@ template <class To, class From, class Architectures>
 void Relayout<To, From, Architectures>::operator()(To* out, cuda::stream_ref stream) const {
   const std::int64_t bytes = shape().elements() * static_cast<std::int64_t>(sizeof(To));
   if (bytes == 0) return;
-  expects(out != nullptr, Rule::null_pointer,
-          [&] { return name() + ": the address of the result is null"; });
-  expects(reinterpret_cast<std::uintptr_t>(out) % alignof(To) == 0, Rule::misaligned, [&] {
-    return name() + ": the address of the result is not a multiple of " +
-           std::to_string(alignof(To)) + " bytes, the alignment of " + to_string(kElementType<To>);
-  });
-  const ByteRange hull = source_.hull();
-  const auto* target = reinterpret_cast<const std::byte*>(out);
-  expects(!hull.overlaps({target, target + bytes, hull.device}), Rule::source_overlaps_target,
-          [&] { return name() + ": the result overlaps the source; give it other memory"; });
+  detail::expects_target(out, bytes, source_.hull(), [this] { return name(); });
 
   constexpr int kWidth = detail::kPackWidth<To, From>;
   const detail::MergedAxes axes = detail::merge_axes(source_.shape(), source_.strides());

@@ -14,6 +14,7 @@
 #include "holdfast/detail/capture.hpp"
 #include "holdfast/detail/launch.cuh"
 #include "holdfast/detail/pack.cuh"
+#include "holdfast/detail/target.cuh"
 #include "holdfast/error.hpp"
 #include "holdfast/recipe.hpp"
 #include "holdfast/tensor_view.hpp"
@@ -200,16 +201,8 @@ template <class To, class From, class Architectures>
 void StreamSum<To, From, Architectures>::operator()(To* out, cuda::stream_ref stream) const {
   const std::int64_t bytes = shape_.elements() * static_cast<std::int64_t>(sizeof(To));
   if (bytes == 0) return;
-  expects(out != nullptr, Rule::null_pointer,
-          [&] { return name() + ": the address of the result " + to_string(shape_) + " is null"; });
-  expects(reinterpret_cast<std::uintptr_t>(out) % alignof(To) == 0, Rule::misaligned, [&] {
-    return name() + ": the address of the result is not a multiple of " +
-           std::to_string(alignof(To)) + " bytes, the alignment of " + to_string(kElementType<To>);
-  });
   const ByteRange hull = source_.hull();
-  const auto* target = reinterpret_cast<const std::byte*>(out);
-  expects(!hull.overlaps({target, target + bytes, hull.device}), Rule::source_overlaps_target,
-          [&] { return name() + ": the result overlaps the source; give it other memory"; });
+  detail::expects_target(out, bytes, hull, [this] { return name(); });
   const std::int64_t streams = source_.shape()[1];
   if (streams == 0) {  // all bits zero is +0.0 in all three types
     check(cudaMemsetAsync(out, 0, static_cast<std::size_t>(bytes), detail::native(stream)),

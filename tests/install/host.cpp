@@ -1,16 +1,22 @@
 // SPDX-FileCopyrightText: The holdfast authors
 // SPDX-License-Identifier: Apache-2.0
 
-#include <holdfast/holdfast.hpp>
+/// \file
+/// A plain .cpp file of a consumer: it holds a buffer, and starts on a machine without a driver.
 
-#include <cuda_runtime_api.h>
+#include <holdfast/holdfast.hpp>
 
 #include <cstdio>
 
 int main() {
-  // Without a driver this fails; the program must start and say so all the same.
-  int devices = 0;
-  const cudaError_t status = cudaGetDeviceCount(&devices);
-  std::printf("host: %s, %d device(s)\n", cudaGetErrorName(status), devices);
-  return 0;
+  try {
+    holdfast::DeviceResource memory(0);
+    holdfast::StableBuffer<float> buffer("consumer", memory);
+    buffer.allocate({24, 4096});
+    std::printf("host: allocated %s\n", to_string(buffer.shape()).c_str());
+    return buffer.data() != nullptr ? 0 : 1;
+  } catch (const holdfast::CudaError& error) {
+    std::printf("host: %s\n", error.what());
+    return error.code() == cudaErrorInsufficientDriver || error.code() == cudaErrorNoDevice ? 0 : 1;
+  }
 }

@@ -6,8 +6,8 @@
 
 #include <string>
 
-/// Whether a refusal that captures several values tells them right. The linker keeps one copy of the
-/// code that builds its text, and that copy must fit the closures of every compiler.
+/// Whether a refusal that captures several values tells them right. The linker keeps one copy of
+/// the code that builds its text, and that copy must fit the closures of every compiler.
 static bool refusal_is_right() {
   float values[4] = {};
   const holdfast::TensorView view(values, {4}, 0);

@@ -10,6 +10,7 @@
 #include "sim/sim.hpp"
 
 #include <cstdint>
+#include <type_traits>
 
 namespace {
 

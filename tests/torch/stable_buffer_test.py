@@ -6,8 +6,8 @@ Usage: python3 stable_buffer_test.py PATH/TO/libholdfast_torch.so
 
 The sums must have the bits of `view(rows, 4, hidden).sum(1)`, and a torch.cuda.CUDAGraph that reads the
 buffer through a tensor which aliases it must see every refit, while a tensor that is assigned anew after
-capture must stay stale (or the first half proves nothing). Exits with 77 where PyTorch or a GPU is missing, unless
-HOLDFAST_REQUIRE_GPU=1.
+capture must stay stale (or the first half proves nothing). Exits with 77 where PyTorch is missing, and
+where a GPU is, unless HOLDFAST_REQUIRE_GPU=1.
 """
 
 import ctypes
@@ -136,8 +136,11 @@ class StableBufferTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if torch is None or not torch.cuda.is_available():
-        print("skipped: PyTorch with a usable GPU is not here")
+    if torch is None:
+        print("skipped: PyTorch is not installed")
+        sys.exit(SKIPPED)
+    if not torch.cuda.is_available():
+        print("skipped: no usable GPU")
         sys.exit(1 if os.environ.get("HOLDFAST_REQUIRE_GPU") == "1" else SKIPPED)
     LIBRARY = ctypes.CDLL(sys.argv.pop(1))
     LIBRARY.holdfast_create.restype = ctypes.c_void_p

@@ -47,8 +47,8 @@ template <class Value>
   return value;
 }
 
-/// The driver's number for an allocation. It is never reused in the life of the process, so it tells
-/// a block from a later one at the same address.
+/// The driver's number for an allocation. It is never reused in the life of the process, so it
+/// tells a block from a later one at the same address.
 [[nodiscard]] inline std::uint64_t buffer_id(const void* address) {
   return pointer_attribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
 }
