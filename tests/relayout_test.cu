@@ -490,6 +490,7 @@ TEST_F(Relayout, RefusesWhatItCannotCopy) {
   EXPECT_NO_THROW(holdfast::Relayout<bf16>{half});
 
   const test::DeviceArray<float> memory(300);
+  memory.poison();
   const holdfast::Relayout<float> recipe{TensorView(memory.data() + 100, Shape{100}, 0)};
   const cuda::stream_ref on{stream};
   expect_refused(Rule::null_pointer, "null", [&] { recipe(nullptr, on); });
