@@ -25,6 +25,7 @@ missing_packages() {
   command -v ninja >/dev/null || echo ninja-build
   has_header gtest/gtest.h || echo libgtest-dev
   has_header benchmark/benchmark.h || echo libbenchmark-dev
+  has_header nlohmann/json.hpp || echo nlohmann-json3-dev
 }
 
 install_packages() {
@@ -46,7 +47,7 @@ install_packages() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null ||
       say "could not install $package"
   done
-  mapfile -t packages < <(missing_packages | grep -v '^lib')
+  mapfile -t packages < <(missing_packages | grep -vE '^lib|^nlohmann')
   ((${#packages[@]} == 0)) || fail "cannot go on without: ${packages[*]}"
 }
 
