@@ -4,10 +4,8 @@
 #include <holdfast/holdfast.hpp>
 #include <holdfast/kernels.cuh>
 
-#include "refusal.hpp"
-
 #include <typeinfo>
 
-bool one_cuda() { return refusal_is_right(); }
+int one_cuda() { return 1; }
 
 const char* recipe_type() { return typeid(holdfast::StreamSum<float>).name(); }

@@ -4,6 +4,4 @@
 #include <holdfast/holdfast.hpp>
 #include <holdfast/kernels.cuh>
 
-#include "refusal.hpp"
-
-bool two_cuda() { return refusal_is_right(); }
+int two_cuda() { return 1; }
