@@ -23,6 +23,8 @@
 #include <holdfast/holdfast.hpp>
 #include <holdfast/kernels.cuh>
 
+#include "device.hpp"
+
 #include <cuda_runtime.h>
 
 #include <benchmark/benchmark.h>
@@ -32,7 +34,6 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -44,54 +45,15 @@
 namespace {
 
 using holdfast::check;
+using holdfast::bench::Array;
+using holdfast::bench::Event;
+using holdfast::bench::median;
+using holdfast::bench::Stream;
 
 constexpr int kSamples = 101;
 constexpr std::int64_t kRows = 24;
 constexpr std::int64_t kStreams = 4;
 constexpr double kVoidBelow = 4.0e12;  // bytes per second
-
-class Stream {
- public:
-  Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "stream"); }
-  ~Stream() { (void)cudaStreamDestroy(handle_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  [[nodiscard]] cudaStream_t get() const { return handle_; }
-  [[nodiscard]] cuda::stream_ref ref() const { return cuda::stream_ref{handle_}; }
-  void wait() const { check(cudaStreamSynchronize(handle_), "synchronise the stream"); }
-
- private:
-  cudaStream_t handle_ = nullptr;
-};
-
-class Floats {
- public:
-  explicit Floats(std::size_t count) : count_(count) {
-    check(cudaMalloc(&data_, bytes()), "memory of a benchmark");
-    check(cudaMemset(data_, 0xFF, bytes()), "poison");
-  }
-  ~Floats() { (void)cudaFree(data_); }
-  Floats(Floats&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
-  Floats(const Floats&) = delete;
-  Floats& operator=(const Floats&) = delete;
-  Floats& operator=(Floats&&) = delete;
-
-  [[nodiscard]] float* data() const { return data_; }
-  [[nodiscard]] std::size_t bytes() const { return count_ * sizeof(float); }
-  void upload(const std::vector<float>& values) const {
-    check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), "upload");
-  }
-  [[nodiscard]] bool equals(const std::vector<float>& want) const {
-    std::vector<float> values(count_);
-    check(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost), "download");
-    return std::memcmp(values.data(), want.data(), bytes()) == 0;
-  }
-
- private:
-  float* data_ = nullptr;
-  std::size_t count_;
-};
 
 /// A chain of nodes on one stream, and how long one of them takes.
 class Chain {
@@ -105,27 +67,19 @@ class Chain {
     check(cudaStreamEndCapture(stream.get(), &graph), "end of the capture");
     check(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
     check(cudaGraphDestroy(graph), "destroy the graph");
-    check(cudaEventCreate(&begin_), "event");
-    check(cudaEventCreate(&end_), "event");
   }
-  ~Chain() {
-    (void)cudaGraphExecDestroy(exec_);
-    (void)cudaEventDestroy(begin_);
-    (void)cudaEventDestroy(end_);
-  }
+  ~Chain() { (void)cudaGraphExecDestroy(exec_); }
   Chain(const Chain&) = delete;
   Chain& operator=(const Chain&) = delete;
 
   /// Seconds of one node.
   [[nodiscard]] double sample() const {
     check(cudaGraphLaunch(exec_, stream_.get()), "replay");  // keeps the GPU busy meanwhile
-    check(cudaEventRecord(begin_, stream_.get()), "event");
+    begin_.record(stream_);
     check(cudaGraphLaunch(exec_, stream_.get()), "replay");
-    check(cudaEventRecord(end_, stream_.get()), "event");
+    end_.record(stream_);
     stream_.wait();
-    float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, begin_, end_), "elapsed time");
-    return milliseconds * 1e-3 / nodes_;
+    return end_.seconds_since(begin_) / nodes_;
   }
   [[nodiscard]] std::vector<double> samples(int count) const {
     for (int i = 0; i < 5; ++i) (void)sample();
@@ -138,15 +92,9 @@ class Chain {
   const Stream& stream_;
   int nodes_;
   cudaGraphExec_t exec_ = nullptr;
-  cudaEvent_t begin_ = nullptr;
-  cudaEvent_t end_ = nullptr;
+  Event begin_;
+  Event end_;
 };
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // --- The copy rate
 
@@ -173,7 +121,7 @@ __global__ void __launch_bounds__(256) copy_kernel(const float4* from, float4* t
 constexpr std::size_t kCopyBytes = std::size_t{1} << 30U;
 
 template <int Each, bool Streaming>
-void copy(const Floats& from, const Floats& to, const Stream& stream) {
+void copy(const Array<float>& from, const Array<float>& to, const Stream& stream) {
   constexpr unsigned kBlocks = kCopyBytes / sizeof(float4) / 256 / Each;
   copy_kernel<Each, Streaming><<<kBlocks, 256, 0, stream.get()>>>(
       reinterpret_cast<const float4*>(from.data()), reinterpret_cast<float4*>(to.data()));
@@ -188,18 +136,17 @@ struct Result {
 
 Result measure_copy() {
   const Stream stream;
-  const Floats from(kCopyBytes / sizeof(float));
-  const Floats to(kCopyBytes / sizeof(float));
+  const Array<float> from(kCopyBytes / sizeof(float));
+  const Array<float> to(kCopyBytes / sizeof(float));
   std::vector<float> values(kCopyBytes / sizeof(float));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 16777213);
   from.upload(values);
   Result best;
   for (const auto variant : {copy<1, false>, copy<4, false>, copy<4, true>}) {
-    check(cudaMemset(to.data(), 0xFF, to.bytes()), "poison");
-    check(cudaDeviceSynchronize(), "synchronise");
+    to.poison();
     const Chain chain(stream, 20, [&](int) { variant(from, to, stream); });
     Result result{chain.samples(kSamples), {}, {}};
-    if (!to.equals(values)) return {{}, {}, "a copy kernel gave wrong results"};
+    if (to.download() != values) return {{}, {}, "a copy kernel gave wrong results"};
     if (best.seconds.empty() || median(result.seconds) < median(best.seconds)) {
       best = std::move(result);
     }
@@ -252,8 +199,8 @@ double bytes_of_sum(std::int64_t rows, std::int64_t hidden) {
 /// `nodes` sums in a chain that goes around `sets` sources and results.
 Result measure_sums(std::int64_t rows, std::int64_t hidden, int sets, int nodes) {
   const Stream stream;
-  std::vector<Floats> sources;
-  std::vector<Floats> results;
+  std::vector<Array<float>> sources;
+  std::vector<Array<float>> results;
   for (int set = 0; set < sets; ++set) {
     sources.emplace_back(static_cast<std::size_t>(rows * kStreams * hidden));
     sources.back().upload(weights(rows, hidden, static_cast<std::uint32_t>(set)));
@@ -269,7 +216,7 @@ Result measure_sums(std::int64_t rows, std::int64_t hidden, int sets, int nodes)
   Result result{chain.samples(kSamples), {}, {}};
   for (int set = 0; set < sets; ++set) {
     const auto want = sums(weights(rows, hidden, static_cast<std::uint32_t>(set)), rows, hidden);
-    if (!results[static_cast<std::size_t>(set)].equals(want)) {
+    if (results[static_cast<std::size_t>(set)].download() != want) {
       result.error = "the sum of set " + std::to_string(set) + " is wrong";
     }
   }
@@ -306,7 +253,7 @@ Result measure_finalize(std::int64_t hidden) {
   using Clock = std::chrono::steady_clock;
   const Stream stream;
   const std::vector<float> values = weights(kRows, hidden, 1);
-  const Floats source(values.size());
+  const Array<float> source(values.size());
   source.upload(values);
   const float* address = source.data();
   const holdfast::TensorView view(address, {kRows, kStreams, hidden}, 0);
@@ -409,10 +356,6 @@ class ExactNames : public Base {
   }
 };
 
-std::string version(int number) {
-  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
-}
-
 /// Prints what is measured, and puts it into the JSON. False if there is nothing to measure on.
 bool describe_device() {
   int count = 0;
@@ -422,24 +365,7 @@ bool describe_device() {
                  code != cudaSuccess ? cudaGetErrorString(code) : "none found");
     return false;
   }
-  check(cudaSetDeviceFlags(cudaDeviceScheduleSpin), "wait by spinning");
-  check(cudaSetDevice(0), "device 0");
-  cudaDeviceProp device{};
-  check(cudaGetDeviceProperties(&device, 0), "properties of device 0");
-  int driver = 0;
-  int runtime = 0;
-  check(cudaDriverGetVersion(&driver), "version of the driver");
-  check(cudaRuntimeGetVersion(&runtime), "version of the runtime");
-  const std::vector<std::pair<std::string, std::string>> facts = {
-      {"device", device.name},
-      {"multiprocessors", std::to_string(device.multiProcessorCount)},
-      {"l2_bytes", std::to_string(device.l2CacheSize)},
-      {"memory_bytes", std::to_string(device.totalGlobalMem)},
-      {"cuda_driver", version(driver)},
-      {"cuda_runtime", version(runtime)},
-      {"host_wait", "cudaDeviceScheduleSpin"},
-  };
-  for (const auto& [name, value] : facts) {
+  for (const auto& [name, value] : holdfast::bench::use_device_0()) {
     std::printf("%-16s %s\n", name.c_str(), value.c_str());
     benchmark::AddCustomContext(name, value);
   }
