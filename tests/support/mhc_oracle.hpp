@@ -1,0 +1,430 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// DeepSeek V4's mHC in f64, one token at a time; the comparison that holds a kernel to it; inputs
+/// that expose what a kernel may get wrong; and the mistakes which that comparison must reject.
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace test::mhc {
+
+inline constexpr int kStreams = 4;
+inline constexpr int kMixes = 24;
+
+/// To the nearest bf16, ties to even; beyond the range to infinity.
+[[nodiscard]] inline double round_bf16(double value) {
+  constexpr double kLeastNormal = 0x1p-126;
+  constexpr double kLeastStep = 0x1p-133;
+  if (!std::isfinite(value)) return value;
+  if (std::abs(value) < kLeastNormal) return std::nearbyint(value / kLeastStep) * kLeastStep;
+  constexpr unsigned kDropped = 52 - 7;
+  auto bits = std::bit_cast<std::uint64_t>(value);
+  const std::uint64_t odd = bits >> kDropped & 1U;
+  bits += (std::uint64_t{1} << (kDropped - 1)) - 1 + odd;
+  bits &= ~((std::uint64_t{1} << kDropped) - 1);
+  const auto rounded = std::bit_cast<double>(bits);
+  return std::abs(rounded) < 0x1p128
+             ? rounded
+             : std::copysign(std::numeric_limits<double>::infinity(), value);
+}
+
+/// The bits of a value that bf16 has.
+[[nodiscard]] inline std::uint16_t bf16_bits(float value) {
+  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16U);
+}
+[[nodiscard]] inline float from_bf16_bits(std::uint16_t bits) {
+  return std::bit_cast<float>(std::uint32_t{bits} << 16U);
+}
+
+// --- What is computed
+
+struct Constants {
+  double rms_eps = 1e-6;
+  double pre_eps = 1e-6;
+  double sinkhorn_eps = 1e-6;
+  double norm_eps = 1e-6;
+  double post_mult = 2;
+  int iterations = 20;
+  bool rounded_squares = false;  ///< the RMSNorm's mean square is over the bf16 collapse
+};
+
+struct Weights {
+  std::vector<float> fn;           ///< [24, width], width = hidden or 4 * hidden
+  std::vector<float> scale;        ///< [3]
+  std::vector<float> base;         ///< [24]
+  std::vector<float> norm_weight;  ///< [hidden], values of bf16; empty: no norm
+};
+
+/// A mistake that a kernel might make.
+enum class Mutant : std::uint8_t {
+  none,
+  projection_dropped,
+  one_iteration,
+  comb_transposed,
+  pre_eps_missing,
+  post_factor_one,
+  scales_swapped,  ///< those of post and comb
+  streams_permuted,
+  hidden_tail_dropped,    ///< the last 8 take no part in the projection
+  mean_over_all_streams,  ///< the broadcast's mean square is divided by 4 * hidden
+  norm_weight_ignored,
+  norm_mode_swapped,
+};
+
+/// What one token's operation gives. The vectors are over hidden.
+struct Outcome {
+  std::array<double, kMixes> mixes{};  ///< after the RMS scale, before scale and base
+  std::array<double, kStreams> pre{};
+  std::array<double, kStreams> post{};
+  std::array<double, kStreams * kStreams> comb{};
+  std::vector<double> collapsed;  ///< y, unrounded
+  std::vector<double> reach;      ///< sum_i |R[i][h]|: what an error of pre does to y
+  std::vector<double> size;       ///< sum_i |pre[i] R[i][h]|
+};
+
+/// In place on logits [4][4].
+inline void sinkhorn(std::array<double, kStreams * kStreams>& c, int iterations, double eps) {
+  const auto at = [&c](int i, int j) -> double& {
+    return c[static_cast<std::size_t>(kStreams * i + j)];
+  };
+  for (int i = 0; i < kStreams; ++i) {
+    double most = at(i, 0);
+    for (int j = 1; j < kStreams; ++j) most = std::max(most, at(i, j));
+    double sum = 0;
+    for (int j = 0; j < kStreams; ++j) sum += at(i, j) = std::exp(at(i, j) - most);
+    for (int j = 0; j < kStreams; ++j) at(i, j) = at(i, j) / sum + eps;
+  }
+  for (int iteration = 0; iteration < iterations; ++iteration) {
+    for (int i = 0; iteration > 0 && i < kStreams; ++i) {
+      double sum = eps;
+      for (int j = 0; j < kStreams; ++j) sum += at(i, j);
+      for (int j = 0; j < kStreams; ++j) at(i, j) /= sum;
+    }
+    for (int j = 0; j < kStreams; ++j) {
+      double sum = eps;
+      for (int i = 0; i < kStreams; ++i) sum += at(i, j);
+      for (int i = 0; i < kStreams; ++i) at(i, j) /= sum;
+    }
+  }
+}
+
+namespace detail {
+
+/// `streams` is 4, or 1 where `p` is one stream that stands for four equal ones.
+[[nodiscard]] inline Outcome run(std::span<const float> p, std::size_t streams, const Weights& w,
+                                 const Constants& constants, Mutant mutant) {
+  const std::size_t width = p.size();
+  const std::size_t hidden = width / streams;
+  Outcome out;
+
+  double squares = 0;
+  for (const float value : p) squares += double{value} * value;
+  double terms = static_cast<double>(width);
+  if (mutant == Mutant::mean_over_all_streams) terms *= kStreams;
+  const double rms = 1 / std::sqrt(squares / terms + constants.rms_eps);
+  for (std::size_t mix = 0; mix < kMixes; ++mix) {
+    double sum = 0;
+    for (std::size_t k = 0; k < width; ++k) {
+      if (mutant == Mutant::hidden_tail_dropped && k % hidden + 8 >= hidden) continue;
+      sum += double{p[k]} * w.fn[mix * width + k];
+    }
+    out.mixes[mix] = mutant == Mutant::projection_dropped ? 0 : sum * rms;
+  }
+
+  const bool swapped = mutant == Mutant::scales_swapped;
+  const auto logit = [&](std::size_t mix, std::size_t scale) {
+    return out.mixes[mix] * w.scale[scale] + w.base[mix];
+  };
+  const auto sigmoid = [](double z) { return 1 / (1 + std::exp(-z)); };
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    out.pre[i] = sigmoid(logit(i, 0));
+    if (mutant != Mutant::pre_eps_missing) out.pre[i] += constants.pre_eps;
+    out.post[i] = sigmoid(logit(kStreams + i, swapped ? 2 : 1));
+    if (mutant != Mutant::post_factor_one) out.post[i] *= constants.post_mult;
+  }
+  for (std::size_t i = 0; i < out.comb.size(); ++i) {
+    out.comb[i] = logit(2 * kStreams + i, swapped ? 1 : 2);
+  }
+  sinkhorn(out.comb, mutant == Mutant::one_iteration ? 1 : constants.iterations,
+           constants.sinkhorn_eps);
+  const auto comb = out.comb;
+  const auto pre = out.pre;
+  const auto post = out.post;
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    for (std::size_t j = 0; j < kStreams; ++j) {
+      if (mutant == Mutant::comb_transposed) out.comb[kStreams * i + j] = comb[kStreams * j + i];
+      if (mutant == Mutant::streams_permuted) {
+        out.comb[kStreams * i + j] = comb[kStreams * ((i + 1) % kStreams) + (j + 1) % kStreams];
+      }
+    }
+    if (mutant == Mutant::streams_permuted) {
+      out.pre[i] = pre[(i + 1) % kStreams];
+      out.post[i] = post[(i + 1) % kStreams];
+    }
+  }
+
+  out.collapsed.assign(hidden, 0);
+  out.reach.assign(hidden, 0);
+  out.size.assign(hidden, 0);
+  for (std::size_t i = 0; i < kStreams; ++i) {
+    const std::span<const float> stream = p.subspan(streams == 1 ? 0 : i * hidden, hidden);
+    for (std::size_t h = 0; h < hidden; ++h) {
+      out.collapsed[h] += out.pre[i] * stream[h];
+      out.reach[h] += std::abs(stream[h]);
+      out.size[h] += std::abs(out.pre[i] * stream[h]);
+    }
+  }
+  return out;
+}
+
+}  // namespace detail
+
+/// mHC pre of one token, `residual` [4 * hidden] with stream after stream.
+[[nodiscard]] inline Outcome pre(std::span<const float> residual, const Weights& w,
+                                 const Constants& constants, Mutant mutant = Mutant::none) {
+  return detail::run(residual, kStreams, w, constants, mutant);
+}
+
+/// The same where all streams are `x` [hidden], with fn [24, hidden] summed over the streams.
+[[nodiscard]] inline Outcome pre_broadcast(std::span<const float> x, const Weights& w,
+                                           const Constants& constants,
+                                           Mutant mutant = Mutant::none) {
+  return detail::run(x, 1, w, constants, mutant);
+}
+
+/// layer_input as bf16 has it: the rounded collapse, or with a norm weight
+/// bf16(bf16(y) * rho * weight).
+[[nodiscard]] inline std::vector<float> layer_input(const Outcome& outcome, const Weights& w,
+                                                    const Constants& constants,
+                                                    Mutant mutant = Mutant::none) {
+  const std::size_t hidden = outcome.collapsed.size();
+  const bool rounded = constants.rounded_squares != (mutant == Mutant::norm_mode_swapped);
+  std::vector<float> result(hidden);
+  double squares = 0;
+  for (const double y : outcome.collapsed) {
+    const double value = rounded ? round_bf16(y) : y;
+    squares += value * value;
+  }
+  const double rho = 1 / std::sqrt(squares / static_cast<double>(hidden) + constants.norm_eps);
+  for (std::size_t h = 0; h < hidden; ++h) {
+    double value = round_bf16(outcome.collapsed[h]);
+    if (!w.norm_weight.empty()) {
+      const double weight = mutant == Mutant::norm_weight_ignored ? 1 : w.norm_weight[h];
+      value = round_bf16(value * rho * weight);
+    }
+    result[h] = static_cast<float>(value);
+  }
+  return result;
+}
+
+// --- The comparison
+
+/// What a kernel promises, absolute, for pre, post and comb.
+inline constexpr double kCoefficientBound = 5e-6;
+/// What it promises for mixes, relative, as a root mean square over many.
+inline constexpr double kMixesBound = 5e-7;
+
+/// What a kernel gave for one token. layer_input and residual_out are the values of bf16.
+struct Given {
+  std::span<const float> post;
+  std::span<const float> comb;
+  std::span<const float> layer_input;
+};
+
+namespace detail {
+
+struct Interval {
+  double low;
+  double high;
+};
+
+/// All values of x * y; y is positive.
+[[nodiscard]] inline Interval scaled(Interval x, Interval y) {
+  return {x.low * (x.low < 0 ? y.high : y.low), x.high * (x.high < 0 ? y.low : y.high)};
+}
+
+[[nodiscard]] inline Interval widened(Interval x, double relative) {
+  return {x.low - std::abs(x.low) * relative, x.high + std::abs(x.high) * relative};
+}
+
+[[nodiscard]] inline Interval squared(Interval x) {
+  const double a = x.low * x.low;
+  const double b = x.high * x.high;
+  const bool through_zero = x.low < 0 && x.high > 0;
+  return {through_zero ? 0 : std::min(a, b), std::max(a, b)};
+}
+
+[[nodiscard]] inline std::string text(const char* what, std::size_t index, double found,
+                                      Interval expected) {
+  return std::string(what) + "[" + std::to_string(index) + "] is " + std::to_string(found) +
+         ", expected " + std::to_string(expected.low) + " to " + std::to_string(expected.high);
+}
+
+[[nodiscard]] inline bool holds(Interval interval, double value) {  // no NaN
+  return value >= interval.low && value <= interval.high;
+}
+
+}  // namespace detail
+
+/// Whether a kernel that keeps its promises can have given `got`. Empty, or the first difference in
+/// one line.
+///
+/// post and comb: within kCoefficientBound. layer_input has no tolerance of its own: it must be the
+/// correctly rounded result of intermediates that the promise allows. With u = 2^-24:
+/// - y is off by at most kCoefficientBound * sum |R[i]| (an error of each pre[i]) plus 4 u times
+///   sum |pre[i] R[i]| (one rounding for each of the 4 terms that f32 adds).
+/// - The mean square adds `hidden` positive terms. A relative error of u for each addition that a
+///   term goes through: at most 64 in any sensible tree, so 64 u; the division and eps add 2 u.
+/// - rho = 1 / sqrt: the root halves that; the root and the division round once each. 4 u.
+/// - The two products round once each, 2 u, before the result is rounded to bf16.
+/// Rounding is monotonic, so the ends of an interval give the ends of its image.
+[[nodiscard]] inline std::string difference(const Outcome& want, const Weights& w,
+                                            const Constants& constants, const Given& got) {
+  using detail::Interval;
+  constexpr double u = 0x1p-24;
+  const std::size_t hidden = want.collapsed.size();
+  if (got.post.size() != want.post.size() || got.comb.size() != want.comb.size() ||
+      got.layer_input.size() != hidden) {
+    return "sizes differ";
+  }
+  const auto around = [](double value) {
+    return Interval{value - kCoefficientBound, value + kCoefficientBound};
+  };
+  for (std::size_t i = 0; i < want.post.size(); ++i) {
+    if (!detail::holds(around(want.post[i]), got.post[i])) {
+      return detail::text("post", i, got.post[i], around(want.post[i]));
+    }
+  }
+  for (std::size_t i = 0; i < want.comb.size(); ++i) {
+    if (!detail::holds(around(want.comb[i]), got.comb[i])) {
+      return detail::text("comb", i, got.comb[i], around(want.comb[i]));
+    }
+  }
+
+  std::vector<Interval> rounded(hidden);  // bf16(y)
+  Interval squares{0, 0};
+  for (std::size_t h = 0; h < hidden; ++h) {
+    const double error = kCoefficientBound * want.reach[h] + 4 * u * want.size[h];
+    const Interval y{want.collapsed[h] - error, want.collapsed[h] + error};
+    rounded[h] = {round_bf16(y.low), round_bf16(y.high)};
+    const Interval square = detail::squared(constants.rounded_squares ? rounded[h] : y);
+    squares.low += square.low;
+    squares.high += square.high;
+  }
+  Interval rho{1, 1};
+  if (!w.norm_weight.empty()) {
+    const Interval mean = detail::widened(
+        {squares.low / static_cast<double>(hidden), squares.high / static_cast<double>(hidden)},
+        66 * u);
+    rho = detail::widened({1 / std::sqrt(mean.high + constants.norm_eps),
+                           1 / std::sqrt(mean.low + constants.norm_eps)},
+                          4 * u);
+  }
+  for (std::size_t h = 0; h < hidden; ++h) {
+    Interval allowed = rounded[h];
+    if (!w.norm_weight.empty()) {
+      const double weight = w.norm_weight[h];
+      allowed = detail::scaled(allowed, rho);
+      allowed = weight < 0 ? Interval{allowed.high * weight, allowed.low * weight}
+                           : Interval{allowed.low * weight, allowed.high * weight};
+      allowed = detail::widened(allowed, 2 * u);
+      allowed = {round_bf16(allowed.low), round_bf16(allowed.high)};
+    }
+    if (!detail::holds(allowed, got.layer_input[h])) {
+      return detail::text("layer_input", h, got.layer_input[h], allowed);
+    }
+  }
+  return {};
+}
+
+/// sqrt(sum (got - want)^2 / sum want^2) over everything added.
+class RelativeRms {
+ public:
+  void add(std::span<const double> want, std::span<const float> got) {
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      const double error = got[i] - want[i];
+      error_ += error * error;
+      size_ += want[i] * want[i];
+    }
+  }
+  [[nodiscard]] double value() const { return std::sqrt(error_ / size_); }
+
+ private:
+  double error_ = 0;
+  double size_ = 0;
+};
+
+// --- Inputs
+
+/// Independent numbers of N(0, 1), the same everywhere.
+class Normal {
+ public:
+  explicit Normal(std::uint64_t seed) : state_(seed) {}
+
+  [[nodiscard]] double operator()() {  // Box-Muller
+    const double radius = std::sqrt(-2 * std::log(1 - uniform()));
+    return radius * std::cos(2 * 3.14159265358979323846 * uniform());
+  }
+
+ private:
+  [[nodiscard]] double uniform() {  // splitmix64, to [0, 1)
+    state_ += 0x9E3779B97F4A7C15U;
+    std::uint64_t z = state_;
+    z = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9U;
+    z = (z ^ (z >> 27U)) * 0x94D049BB133111EBU;
+    return static_cast<double>((z ^ (z >> 31U)) >> 11U) * 0x1p-53;
+  }
+
+  std::uint64_t state_;
+};
+
+/// Of order-1 logits: fn of deviation 0.02, scale (0.5, 0.25, 1), base of deviation 1, a norm weight
+/// around 1. With weaker ones (fn 1e-4, as some test suites have) a kernel that leaves the
+/// projection out is within its tolerance.
+[[nodiscard]] inline Weights make_weights(std::size_t width, std::size_t hidden, std::uint64_t seed,
+                                          double deviation = 0.02) {
+  Normal normal(seed);
+  Weights w;
+  w.fn.resize(kMixes * width);
+  for (float& value : w.fn) value = static_cast<float>(deviation * normal());
+  w.scale = {0.5F, 0.25F, 1.0F};
+  w.base.resize(kMixes);
+  for (float& value : w.base) value = static_cast<float>(normal());
+  w.norm_weight.resize(hidden);
+  for (float& value : w.norm_weight) {
+    value = static_cast<float>(round_bf16(1 + 0.25 * normal()));
+  }
+  return w;
+}
+
+/// fn [24, 4 * hidden] summed over the streams in f32, in their order.
+[[nodiscard]] inline std::vector<float> stream_sum(std::span<const float> fn, std::size_t hidden) {
+  std::vector<float> result(fn.size() / kStreams);
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    const std::size_t first = i / hidden * kStreams * hidden + i % hidden;
+    for (std::size_t s = 0; s < kStreams; ++s) result[i] += fn[first + s * hidden];
+  }
+  return result;
+}
+
+/// N(0, 1), rounded to bf16.
+[[nodiscard]] inline std::vector<float> make_activations(std::size_t count, std::uint64_t seed) {
+  Normal normal(seed);
+  std::vector<float> values(count);
+  for (float& value : values) value = static_cast<float>(round_bf16(normal()));
+  return values;
+}
+
+}  // namespace test::mhc
