@@ -39,6 +39,8 @@ const std::vector<std::pair<Rule, std::string>> kRules{
     {Rule::misaligned, "misaligned"},
     {Rule::read_only, "read_only"},
     {Rule::source_overlaps_target, "source_overlaps_target"},
+    {Rule::overlapping, "overlapping"},
+    {Rule::invalid_parameter, "invalid_parameter"},
     {Rule::not_allocated, "not_allocated"},
     {Rule::address_taken, "address_taken"},
     {Rule::already_allocated, "already_allocated"},

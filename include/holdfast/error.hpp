@@ -26,13 +26,15 @@ enum class Rule : std::uint8_t {
   null_pointer,       ///< a view of at least one element has no address
   unsupported_shape,  ///< rank above 5, a negative extent, or extents that the operation rejects
   size_overflow,      ///< a size in elements or bytes does not fit its integer
-  shape_mismatch,     ///< the shape is not the one that the object was made with
+  shape_mismatch,     ///< the shape is not the object's, or not that of tensors beside it
   type_mismatch,      ///< the element type is not the object's
   device_mismatch,    ///< stream, memory and object do not lie on one device
   not_contiguous,     ///< a row-major view without gaps is required here
   misaligned,         ///< the address is not a multiple of the element's alignment
   read_only,          ///< the view promises not to write, and the operation writes
   source_overlaps_target,  ///< a recipe reads memory that it is about to write
+  overlapping,             ///< a result of an operation shares memory with another of its tensors
+  invalid_parameter,       ///< a number is outside the range that the operation takes
   not_allocated,           ///< the buffer has no address yet
   address_taken,           ///< another buffer holds some of these bytes
   already_allocated,       ///< the buffer has its address for life and cannot get another one
@@ -60,6 +62,8 @@ enum class Reason : std::uint8_t {
     case Rule::misaligned: return "misaligned";
     case Rule::read_only: return "read_only";
     case Rule::source_overlaps_target: return "source_overlaps_target";
+    case Rule::overlapping: return "overlapping";
+    case Rule::invalid_parameter: return "invalid_parameter";
     case Rule::not_allocated: return "not_allocated";
     case Rule::address_taken: return "address_taken";
     case Rule::already_allocated: return "already_allocated";

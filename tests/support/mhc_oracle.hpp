@@ -390,8 +390,8 @@ class Normal {
   std::uint64_t state_;
 };
 
-/// Of order-1 logits: fn of deviation 0.02, scale (0.5, 0.25, 1), base of deviation 1, a norm weight
-/// around 1. With weaker ones (fn 1e-4, as some test suites have) a kernel that leaves the
+/// Of order-1 logits: fn of deviation 0.02, scale (0.5, 0.25, 1), base of deviation 1, a norm
+/// weight around 1. With weaker ones (fn 1e-4, as some test suites have) a kernel that leaves the
 /// projection out is within its tolerance.
 [[nodiscard]] inline Weights make_weights(std::size_t width, std::size_t hidden, std::uint64_t seed,
                                           double deviation = 0.02) {
