@@ -3,7 +3,8 @@
 #pragma once
 
 /// \file
-/// All recipes and mHC operations that holdfast ships. This half needs nvcc; holdfast.hpp is the half that does not.
+/// All recipes and mHC operations that holdfast ships. This half needs nvcc; holdfast.hpp is the
+/// half that does not.
 
 #include "holdfast/mhc/pre_broadcast.cuh"
 #include "holdfast/relayout.cuh"

@@ -171,7 +171,7 @@ void leave_capture(Stream& stream) {
   }
 }
 
-cudaError_t submit(Stream& stream, cudaGraphNodeType type, Work body) {
+cudaError_t submit(Stream& stream, cudaGraphNodeType type, Work body, Ref<Kernel> kernel) {
   if (!stream.capture) {
     const cudaError_t code = check_legacy(stream, true);
     if (code == cudaSuccess) enqueue(stream, std::move(body));
@@ -180,6 +180,7 @@ cudaError_t submit(Stream& stream, cudaGraphNodeType type, Work body) {
   if (!stream.capture->valid) return cudaErrorStreamCaptureInvalidated;
   stream.frontier = {
       add_node(*stream.capture->graph, type, std::move(body), std::move(stream.frontier))};
+  stream.frontier.front()->kernel = std::move(kernel);
   return cudaSuccess;
 }
 

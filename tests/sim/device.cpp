@@ -128,6 +128,12 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
   });
 }
 
+cudaError_t cudaSetDeviceFlags(unsigned flags) {
+  return api("cudaSetDeviceFlags", [&](Lock&) {
+    return (flags & ~unsigned{cudaDeviceMask}) == 0 ? cudaSuccess : cudaErrorInvalidValue;
+  });
+}
+
 cudaError_t cudaRuntimeGetVersion(int* version) {
   return api("cudaRuntimeGetVersion", [&](Lock&) { return put(version, kVersion); });
 }

@@ -4,8 +4,8 @@
 // Graphs: recorded nodes, executable copies of them, and launches.
 //
 // An executable owns copies of the nodes' work, so the graph may go first. Its launches are ordered
-// after each other. Nodes run one at a time, in the order of capture or in one chosen by the
-// schedule's seed; for TSan, unordered nodes are unordered.
+// after each other, and run what it was when they were made. Nodes run one at a time, in the order
+// of capture or in one chosen by the schedule's seed; for TSan, unordered nodes are unordered.
 #include "state.hpp"
 
 #include <algorithm>
@@ -21,16 +21,23 @@ auto* find(Map& map, typename Map::key_type handle) {
   return found == map.end() ? nullptr : found->second.get();
 }
 
-Ref<Executable> compile(const Graph& graph) {
-  Ref<Executable> result(new Executable);
+Ref<Executable::Steps> compile(const Graph& graph) {
+  Ref<Executable::Steps> result(new Executable::Steps);
   std::map<const Node*, std::size_t> index;
   for (const Ref<Node>& node : graph.nodes) {
     Executable::Step step;
+    step.node = node;
     step.body = node->body;
     for (const Ref<Node>& earlier : node->after) step.after.push_back(index.at(earlier.get()));
-    index[node.get()] = result->steps.size();
-    result->steps.push_back(std::move(step));
+    index[node.get()] = result->all.size();
+    result->all.push_back(std::move(step));
   }
+  return result;
+}
+
+Ref<Executable::Steps> copy_of(const Ref<Executable::Steps>& steps) {
+  Ref<Executable::Steps> result(new Executable::Steps);
+  result->all = steps->all;
   return result;
 }
 
@@ -85,7 +92,8 @@ cudaError_t instantiate(cudaGraphExec_t* out, cudaGraph_t handle, unsigned long 
   }
   const cudaError_t code = check_unsafe();
   if (code != cudaSuccess) return code;
-  const Ref<Executable> executable = compile(*graph);
+  const Ref<Executable> executable(new Executable);
+  executable->steps = compile(*graph);
   executable->handle = state().executable_handles.take();
   state().executables[executable->handle] = executable;
   *out = executable->handle;
@@ -101,8 +109,8 @@ cudaError_t launch_graph(cudaGraphExec_t handle, cudaStream_t stream_handle) {
     invalidate(*stream->capture);
     return cudaErrorStreamCaptureUnsupported;
   }
-  std::vector<std::size_t> order = choose_order(executable->steps);
-  Work body = [executable, order = std::move(order)] { replay(executable->steps, order); };
+  std::vector<std::size_t> order = choose_order(executable->steps->all);
+  Work body = [steps = executable->steps, order = std::move(order)] { replay(steps->all, order); };
   const cudaError_t code = check_legacy(*stream, true);
   if (code != cudaSuccess) return code;
   std::vector<Ref<Item>> after;
@@ -123,6 +131,86 @@ cudaError_t get_nodes(cudaGraph_t handle, cudaGraphNode_t* nodes, std::size_t* c
   } else {
     *count = available;
   }
+  return cudaSuccess;
+}
+
+Kernel* kernel_of(const Node* node) {
+  return node == nullptr || node->type != cudaGraphNodeTypeKernel ? nullptr : node->kernel.get();
+}
+
+// A kernel node's parameters, ours or the caller's.
+cudaError_t get_params(cudaGraphNode_t handle, cudaKernelNodeParams* out) {
+  Kernel* kernel = kernel_of(find(state().nodes, handle));
+  if (kernel == nullptr || out == nullptr) return cudaErrorInvalidValue;
+  kernel->handed_out = kernel->arguments.pointers();
+  *out = {};
+  out->func = const_cast<void*>(kernel->stub);
+  out->gridDim = kernel->grid;
+  out->blockDim = kernel->block;
+  out->sharedMemBytes = static_cast<unsigned>(kernel->shared);
+  out->kernelParams = kernel->handed_out.data();
+  return cudaSuccess;
+}
+
+cudaError_t describe_launch(Ref<Kernel>* out, const cudaKernelNodeParams* params) {
+  if (params == nullptr || params->func == nullptr || params->extra != nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  return detail::describe_launch(out, params->func, params->gridDim, params->blockDim,
+                                 params->kernelParams, params->sharedMemBytes);
+}
+
+cudaError_t set_params(cudaGraphNode_t handle, const cudaKernelNodeParams* params) {
+  Node* node = find(state().nodes, handle);
+  if (kernel_of(node) == nullptr) return cudaErrorInvalidValue;
+  Ref<Kernel> kernel;
+  const cudaError_t code = describe_launch(&kernel, params);
+  if (code != cudaSuccess) return code;
+  node->kernel = kernel;
+  node->body = body_of(kernel);
+  return cudaSuccess;
+}
+
+cudaError_t set_params(cudaGraphExec_t exec, cudaGraphNode_t handle,
+                       const cudaKernelNodeParams* params) {
+  Executable* executable = find(state().executables, exec);
+  const Node* node = find(state().nodes, handle);
+  if (executable == nullptr || kernel_of(node) == nullptr) return cudaErrorInvalidValue;
+  Ref<Kernel> kernel;
+  const cudaError_t code = describe_launch(&kernel, params);
+  if (code != cudaSuccess) return code;
+  const Ref<Executable::Steps> steps = copy_of(executable->steps);
+  const auto step = std::find_if(steps->all.begin(), steps->all.end(),
+                                 [node](const auto& each) { return each.node.get() == node; });
+  if (step == steps->all.end()) return cudaErrorInvalidValue;
+  step->body = body_of(kernel);
+  executable->steps = steps;
+  return cudaSuccess;
+}
+
+cudaError_t update(cudaGraphExec_t exec, cudaGraph_t handle, cudaGraphExecUpdateResultInfo* info) {
+  Executable* executable = find(state().executables, exec);
+  const Graph* graph = find(state().graphs, handle);
+  if (executable == nullptr || graph == nullptr || info == nullptr) return cudaErrorInvalidValue;
+  *info = {};
+  const Ref<Executable::Steps> steps = copy_of(executable->steps);
+  const Ref<Executable::Steps> wanted = compile(*graph);
+  const auto fail = [info](cudaGraphExecUpdateResult why) {
+    info->result = why;
+    return cudaErrorGraphExecUpdateFailure;
+  };
+  if (steps->all.size() != wanted->all.size()) {
+    return fail(cudaGraphExecUpdateErrorTopologyChanged);
+  }
+  for (std::size_t i = 0; i < steps->all.size(); ++i) {
+    Executable::Step& step = steps->all[i];
+    Executable::Step& now = wanted->all[i];
+    if (step.after != now.after) return fail(cudaGraphExecUpdateErrorTopologyChanged);
+    if (step.node->type != now.node->type) return fail(cudaGraphExecUpdateErrorNodeTypeChanged);
+    step.body = std::move(now.body);
+  }
+  executable->steps = steps;
+  info->result = cudaGraphExecUpdateSuccess;
   return cudaSuccess;
 }
 
@@ -169,6 +257,32 @@ cudaError_t cudaGraphNodeGetType(cudaGraphNode_t handle, cudaGraphNodeType* type
     if (node == nullptr || type == nullptr) return cudaErrorInvalidValue;
     *type = node->type;
     return cudaSuccess;
+  });
+}
+
+cudaError_t cudaGraphKernelNodeGetParams(cudaGraphNode_t node, cudaKernelNodeParams* params) {
+  return api("cudaGraphKernelNodeGetParams", [&](Lock&) { return get_params(node, params); });
+}
+
+cudaError_t cudaGraphKernelNodeSetParams(cudaGraphNode_t node, const cudaKernelNodeParams* params) {
+  return api("cudaGraphKernelNodeSetParams", [&](Lock&) { return set_params(node, params); });
+}
+
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t executable, cudaGraphNode_t node,
+                                             const cudaKernelNodeParams* params) {
+  return api("cudaGraphExecKernelNodeSetParams",
+             [&](Lock&) { return set_params(executable, node, params); });
+}
+
+cudaError_t cudaGraphExecUpdate(cudaGraphExec_t executable, cudaGraph_t graph,
+                                cudaGraphExecUpdateResultInfo* info) {
+  return api("cudaGraphExecUpdate", [&](Lock&) { return update(executable, graph, info); });
+}
+
+cudaError_t cudaGraphUpload(cudaGraphExec_t executable, cudaStream_t stream) {
+  return api("cudaGraphUpload", [&](Lock&) {
+    if (state().executables.count(executable) == 0) return cudaErrorInvalidValue;
+    return find_stream(stream) == nullptr ? cudaErrorInvalidResourceHandle : cudaSuccess;
   });
 }
 

@@ -60,33 +60,6 @@ const Route* find_route(const void* stub) {
 
 bool known(const void* stub) { return name_of(stub) != nullptr || routes().count(stub) != 0; }
 
-// A launch's own copy of its arguments, each aligned for any parameter type.
-class Arguments {
- public:
-  Arguments(const std::vector<std::size_t>& sizes, void** values) {
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const std::size_t first = chunks_.size();
-      chunks_.resize(first + (sizes[i] + sizeof(Chunk) - 1) / sizeof(Chunk));
-      std::memcpy(&chunks_[first], values[i], sizes[i]);
-      firsts_.push_back(first);
-    }
-  }
-
-  std::vector<void*> pointers() {
-    std::vector<void*> result;
-    for (const std::size_t first : firsts_) result.push_back(&chunks_[first]);
-    return result;
-  }
-
- private:
-  struct alignas(64) Chunk {
-    unsigned char bytes[64];
-  };
-
-  std::vector<Chunk> chunks_;
-  std::vector<std::size_t> firsts_;
-};
-
 constexpr unsigned kMaxThreads = 1024;
 
 bool valid_shape(dim3 grid, dim3 block) {
@@ -120,9 +93,8 @@ cudaError_t describe(cudaFuncAttributes* out, const void* stub) {
 
 }  // namespace
 
-cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, cudaStream_t handle) {
-  Stream* stream = find_stream(handle);
-  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+cudaError_t describe_launch(Ref<Kernel>* out, const void* stub, dim3 grid, dim3 block, void** args,
+                            std::size_t shared) {
   const Route* route = find_route(stub);
   if (route == nullptr) {
     const char* name = name_of(stub);
@@ -131,21 +103,38 @@ cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, cudaStr
   }
   if (!valid_shape(grid, block)) return cudaErrorInvalidConfiguration;
   if (args == nullptr && !route->sizes.empty()) return cudaErrorInvalidValue;
+  *out = Ref<Kernel>(
+      new Kernel{0, stub, grid, block, shared, route->body, Arguments(route->sizes, args), {}});
+  return cudaSuccess;
+}
+
+Work body_of(const Ref<Kernel>& kernel) {
+  return
+      [body = kernel->body, kept = kernel->arguments, grid = kernel->grid, block = kernel->block] {
+        // A kernel may write to its parameters; the next replay must not see that.
+        Arguments own = kept;
+        std::vector<void*> pointers = own.pointers();
+        body(grid, block, pointers.data());
+      };
+}
+
+cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, std::size_t shared,
+                   cudaStream_t handle) {
+  Stream* stream = find_stream(handle);
+  if (stream == nullptr) return cudaErrorInvalidResourceHandle;
+  Ref<Kernel> kernel;
+  const cudaError_t code = describe_launch(&kernel, stub, grid, block, args, shared);
+  if (code != cudaSuccess) return code;
   if (stream->device != this_thread().device) return cudaErrorInvalidResourceHandle;
-  Arguments kept(route->sizes, args);
-  return submit(*stream, cudaGraphNodeTypeKernel, [body = route->body, kept, grid, block] {
-    // A kernel may write to its parameters; the next replay must not see that.
-    Arguments own = kept;
-    std::vector<void*> pointers = own.pointers();
-    body(grid, block, pointers.data());
-  });
+  return submit(*stream, cudaGraphNodeTypeKernel, body_of(kernel), kernel);
 }
 
 extern "C" {
 
 cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** args,
-                             std::size_t /*shared*/, cudaStream_t stream) {
-  return api("cudaLaunchKernel", [&](Lock&) { return launch(stub, grid, block, args, stream); });
+                             std::size_t shared, cudaStream_t stream) {
+  return api("cudaLaunchKernel",
+             [&](Lock&) { return launch(stub, grid, block, args, shared, stream); });
 }
 
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* stub, void** args) {
@@ -153,7 +142,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* st
     if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr)) {
       return cudaErrorInvalidValue;
     }
-    return launch(stub, config->gridDim, config->blockDim, args, config->stream);
+    return launch(stub, config->gridDim, config->blockDim, args, config->dynamicSmemBytes,
+                  config->stream);
   });
 }
 

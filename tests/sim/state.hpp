@@ -17,6 +17,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
@@ -82,6 +83,45 @@ class Handles {
 
 using Work = std::function<void()>;
 
+// A launch's own copy of its arguments, each aligned for any parameter type.
+class Arguments {
+ public:
+  Arguments(const std::vector<std::size_t>& sizes, void** values) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const std::size_t first = chunks_.size();
+      chunks_.resize(first + (sizes[i] + sizeof(Chunk) - 1) / sizeof(Chunk));
+      std::memcpy(&chunks_[first], values[i], sizes[i]);
+      firsts_.push_back(first);
+    }
+  }
+
+  std::vector<void*> pointers() {
+    std::vector<void*> result;
+    for (const std::size_t first : firsts_) result.push_back(&chunks_[first]);
+    return result;
+  }
+
+ private:
+  struct alignas(64) Chunk {
+    unsigned char bytes[64];
+  };
+
+  std::vector<Chunk> chunks_;
+  std::vector<std::size_t> firsts_;
+};
+
+// A launch of a kernel, as a graph keeps it.
+struct Kernel {
+  int references = 0;
+  const void* stub = nullptr;
+  dim3 grid;
+  dim3 block;
+  std::size_t shared = 0;
+  KernelBody body;
+  Arguments arguments;
+  std::vector<void*> handed_out;  // where cudaGraphKernelNodeGetParams says the arguments are
+};
+
 struct Stream;
 
 struct Item {
@@ -102,6 +142,7 @@ struct Node {
   cudaGraphNode_t handle = nullptr;
   cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
   Work body;
+  Ref<Kernel> kernel;  // of a kernel node: what `body` runs
   std::vector<Ref<Node>> after;
 };
 
@@ -114,13 +155,19 @@ struct Graph {
 
 struct Executable {
   struct Step {
+    Ref<Node> node;  // of the graph that it was instantiated from
     Work body;
     std::vector<std::size_t> after;
+  };
+  // Launches keep the steps that they were made with; a change makes new ones.
+  struct Steps {
+    int references = 0;
+    std::vector<Step> all;  // in a topological order
   };
 
   int references = 0;
   cudaGraphExec_t handle = nullptr;
-  std::vector<Step> steps;  // in a topological order
+  Ref<Steps> steps;
   Ref<Item> last;
 };
 
@@ -278,7 +325,7 @@ void invalidate(Capture& capture);
 // Before the stream is destroyed: a capture goes with the stream that began it, not with a fork.
 void leave_capture(Stream& stream);
 // Queues the work, or records it as a node of `type` when the stream captures.
-cudaError_t submit(Stream& stream, cudaGraphNodeType type, Work body);
+cudaError_t submit(Stream& stream, cudaGraphNodeType type, Work body, Ref<Kernel> kernel = {});
 
 // --- graph.cpp
 
@@ -298,7 +345,12 @@ cudaError_t set(Lock& lock, void* to, int value, std::size_t size, cudaStream_t 
 
 // --- launch.cpp
 
-cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, cudaStream_t stream);
+cudaError_t launch(const void* stub, dim3 grid, dim3 block, void** args, std::size_t shared,
+                   cudaStream_t stream);
+// A launch that is not made yet, or why it cannot be.
+cudaError_t describe_launch(Ref<Kernel>* out, const void* stub, dim3 grid, dim3 block, void** args,
+                            std::size_t shared);
+Work body_of(const Ref<Kernel>& kernel);
 
 // --- fault.cpp
 

@@ -1,0 +1,29 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "graph_replay/engine.cuh"
+#include "graph_replay/runtime.hpp"
+#include "support/sim_routes.cuh"
+
+namespace graph_replay {
+
+bool simulated() { return true; }
+
+void find_device(char** /*arguments*/) {}
+
+namespace {
+
+[[maybe_unused]] const bool routed = [] {
+  test::route_work<MoveWork>();
+  sim::route_kernel(&indirect_kernel<holdfast::detail::CompiledFor>,
+                    [](dim3, dim3, const PreBroadcast& op, const float* const* fn) {
+                      PreBroadcast direct = op;
+                      direct.fn_broadcast = {*fn, op.x.extent(1)};
+                      test::run_pre_broadcast(direct);
+                    });
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace graph_replay
