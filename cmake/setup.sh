@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The holdfast authors
 # SPDX-License-Identifier: Apache-2.0
 
-# bash cmake/setup.sh test   installs what is missing, configures, builds and runs every test
+# bash cmake/setup.sh demo [argument...]   installs what is missing, builds graph_replay and runs it with the arguments
+# bash cmake/setup.sh test                 installs what is missing, builds everything and runs every test
 #
 # HOLDFAST_PRESET chooses the configure preset (default: release); the build goes to build/<preset>.
 set -euo pipefail
@@ -19,19 +20,27 @@ fail() {
 has_header() { echo "#include <$1>" | c++ -x c++ -E - >/dev/null 2>&1; }
 
 # Debian packages for what is missing; by command and header, so that another source of them counts as well.
-missing_packages() {
+missing_tools() {
   command -v c++ >/dev/null || echo g++
   command -v cmake >/dev/null || echo cmake
   command -v ninja >/dev/null || echo ninja-build
-  has_header gtest/gtest.h || echo libgtest-dev
-  has_header benchmark/benchmark.h || echo libbenchmark-dev
+}
+missing_for_demo() {
+  missing_tools
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
 }
+missing_for_test() {
+  missing_for_demo
+  has_header gtest/gtest.h || echo libgtest-dev
+  has_header benchmark/benchmark.h || echo libbenchmark-dev
+}
 
+# install_packages <missing> <required>: two functions that list packages; without those of the first the rest still
+# works, without those of the second nothing does.
 install_packages() {
   local -a packages
   local package
-  mapfile -t packages < <(missing_packages)
+  mapfile -t packages < <("$1")
   ((${#packages[@]})) || return 0
   if ! command -v apt-get >/dev/null; then
     fail "missing: ${packages[*]} (Debian package names); install them and run this again"
@@ -42,12 +51,12 @@ install_packages() {
   fi
   say "installing ${packages[*]}"
   apt-get update -qq || say "apt-get update failed; trying to install all the same"
-  # One by one: without a library the rest still builds.
+  # One by one: one that cannot be had may be one that is not needed.
   for package in "${packages[@]}"; do
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null ||
       say "could not install $package"
   done
-  mapfile -t packages < <(missing_packages | grep -vE '^lib|^nlohmann')
+  mapfile -t packages < <("$2")
   ((${#packages[@]} == 0)) || fail "cannot go on without: ${packages[*]}"
 }
 
@@ -86,11 +95,33 @@ check_cmake() {
     fail "CMake is $version; 3.25 or later is needed: https://cmake.org/download"
 }
 
-run_tests() {
-  install_packages
+find_tools() {
   check_cmake
   find_nvcc
   say "nvcc: $CUDACXX"
+}
+
+run_demo() {
+  local log
+  install_packages missing_for_demo missing_for_demo
+  find_tools
+  # The output of the build is of no interest unless it fails: the report is what is to be seen.
+  log=$(mktemp)
+  say "building graph_replay (a minute or two)"
+  if ! { cmake --preset "$preset" &&
+    cmake --build --preset "$preset" --target graph_replay --parallel "$(parallel_jobs)"; } >"$log" 2>&1; then
+    cat "$log" >&2
+    rm -f "$log"
+    fail "graph_replay could not be built"
+  fi
+  rm -f "$log"
+  echo
+  "build/$preset/benchmarks/graph_replay" "$@"
+}
+
+run_tests() {
+  install_packages missing_for_test missing_tools
+  find_tools
   cmake --preset "$preset"
   cmake --build --preset "$preset" --parallel "$(parallel_jobs)"
   if [[ -s build/$preset/left_out.txt ]]; then
@@ -102,9 +133,10 @@ run_tests() {
 }
 
 case ${1-} in
+  demo) run_demo "${@:2}" ;;
   test) run_tests ;;
   *)
-    echo "usage: bash cmake/setup.sh test" >&2
+    echo "usage: bash cmake/setup.sh demo [argument of graph_replay...] | test" >&2
     exit 2
     ;;
 esac

@@ -96,7 +96,7 @@ inline void print_head(const Report& report) {
   }
   std::printf("\n");
   for (const auto& [name, value] : report.machine) {
-    std::printf("  %-16s %s\n", name.c_str(), value.c_str());
+    if (!report.simulated) std::printf("  %-16s %s\n", name.c_str(), value.c_str());
   }
   std::printf("  %-16s %s\n  %-16s %lld\n", "checkpoint", report.checkpoint.c_str(), "hidden",
               static_cast<long long>(report.hidden));
@@ -112,10 +112,10 @@ inline void print(const Run& run) {
     batches += ' ' + std::to_string(run.batches[i]);
   }
   std::printf(
-      "\n%zu graphs of %d nodes, batches of%s tokens; the first node of each reads\n"
-      "hc_attn_fn_broadcast. Refitted once, then each graph replayed, and every output "
+      "\n%zu %s of %d nodes, for batches of%s tokens. The first node of each reads\n"
+      "hc_attn_fn_broadcast. New weights, one refit, each graph replayed, every output "
       "compared:\n\n",
-      run.batches.size(), run.nodes, batches.c_str());
+      run.batches.size(), run.batches.size() == 1 ? "graph" : "graphs", run.nodes, batches.c_str());
   std::printf("  %-17s %-7s %-8s %10s %11s %11s  %s\n", "", "graphs", "address", "refit call",
               "refit done", "replay of", "extra");
   std::printf("  %-17s %-7s %-8s %10s %11s %11s  %s\n", "way", "read", "kept", "returns",

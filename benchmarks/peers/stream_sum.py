@@ -10,6 +10,10 @@ finalize  buf.copy_(w.view(24, 4, hidden).sum(1)), host clock, median: until the
           the stream is done (synchronised before each).
 graph     the same in a replayed graph, and the sum alone (torch.sum(..., out=buf)): a chain of 200 of
           them over 4 matrices between two events, divided by 200, median.
+refit     8 graphs (batches of 1 to 40 tokens) that read the sum are captured, new weights arrive,
+          the sum is refitted and every graph replayed. `rebind` makes a new tensor, and the graphs go
+          on reading the old one; `recapture` does too and captures all graphs again; the others write
+          in place. Host times as above.
 copy      torch copy_ between two tensors of 2.2 GB: bytes read and written per second, median. Below
           4.0 TB/s the machine was disturbed and the run is void.
 
@@ -92,6 +96,112 @@ def graph(torch, weights, hidden, samples, enqueue):
     return {"us": statistics.median(times), "same_bits": right}
 
 
+class Engine:
+    """Captured graphs, one for each batch size, whose output depends on the derived weight `buffer`."""
+
+    BATCHES = (1, 2, 4, 8, 16, 24, 32, 40)
+
+    def __init__(self, torch, weight, hidden):
+        self.torch, self.hidden = torch, hidden
+        self.x = torch.randn(max(self.BATCHES), hidden, device=weight.device)
+        self.buffer = self.sum_of(weight)
+        self.kept = []  # what was rebound: a stale graph then reads old numbers, not somebody else's
+        self.graphs, self.outputs = [], []
+        self.capture()
+
+    def sum_of(self, weight):
+        return weight.view(ROWS, STREAMS, self.hidden).sum(1)
+
+    def read(self, batch, buffer):
+        """What the first layer does with the weight, less its details: a projection of the tokens."""
+        return (self.x[:batch, None, :] * buffer[None]).sum(-1)
+
+    def capture(self):
+        stream = self.torch.cuda.Stream()
+        self.graphs, self.outputs = [], []
+        stream.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(stream):
+            for batch in self.BATCHES:
+                self.read(batch, self.buffer)  # warm up outside the capture
+        stream.synchronize()
+        for batch in self.BATCHES:
+            graph = self.torch.cuda.CUDAGraph()
+            with self.torch.cuda.graph(graph, stream=stream):
+                output = self.read(batch, self.buffer)
+            self.graphs.append(graph)
+            self.outputs.append(output)
+        self.torch.cuda.synchronize()
+
+    def rebind(self, weight):
+        self.kept = self.kept[:1] + [self.buffer]
+        self.buffer = self.sum_of(weight)
+
+    def recapture(self, weight):
+        self.rebind(weight)
+        self.capture()
+
+    def copy_(self, weight):
+        self.buffer.copy_(self.sum_of(weight))
+
+    def sum_out(self, weight):
+        self.torch.sum(weight.view(ROWS, STREAMS, self.hidden), 1, out=self.buffer)
+
+    def verdict(self, old, new):
+        """fresh or STALE if every element of every graph's output is, else WRONG. The graph and the
+        eager call run the same kernel on the same numbers, so the bits are the same."""
+        verdicts = set()
+        for batch, graph, output in zip(self.BATCHES, self.graphs, self.outputs):
+            output.fill_(float("nan"))
+            graph.replay()
+            self.torch.cuda.synchronize()
+            was, now = (self.read(batch, self.sum_of(weight)) for weight in (old, new))
+            if bool((was == now).any()):
+                return "WRONG"  # an element that could not tell
+            if same_bits(self.torch, output, now):
+                verdicts.add("fresh")
+            elif same_bits(self.torch, output, was):
+                verdicts.add("STALE")
+            else:
+                verdicts.add("WRONG")
+        return verdicts.pop() if len(verdicts) == 1 else "WRONG"
+
+
+def refit(torch, hidden, samples):
+    """Each way to refit: what the graphs read after it, and what it costs."""
+    old, new = (torch.randn(ROWS, STREAMS * hidden, device="cuda") for _ in range(2))
+    stream = torch.cuda.current_stream()
+    results = {}
+    for way in ("rebind", "recapture", "copy_", "sum_out"):
+        engine = Engine(torch, old, hidden)
+        before = engine.verdict(new, old)  # the old weights are the right ones yet
+        address = engine.buffer.data_ptr()
+        getattr(engine, way)(new)
+        stream.synchronize()
+        kept = engine.buffer.data_ptr() == address
+        verdict = engine.verdict(old, new) if before == "fresh" else "WRONG"
+        slow = way == "recapture"
+        calls, dones = [], []
+        for sample in range(-2 if slow else -500, 11 if slow else samples):
+            weight = new if sample % 2 else old
+            stream.synchronize()
+            begin = time.perf_counter()
+            getattr(engine, way)(weight)
+            returned = time.perf_counter()
+            stream.synchronize()
+            done = time.perf_counter()
+            if sample >= 0:
+                calls.append((returned - begin) * 1e6)
+                dones.append((done - begin) * 1e6)
+        results[way] = {
+            "graphs_read": verdict,
+            "must_read": "STALE" if way == "rebind" else "fresh",
+            "address_kept": kept,
+            "call_us": statistics.median(calls),
+            "done_us": statistics.median(dones),
+        }
+    return results
+
+
 def copy_rate(torch):
     count = 550_000_000
     source = torch.arange(count, dtype=torch.int32, device="cuda")
@@ -158,6 +268,20 @@ def main():
             print(
                 f"{hidden:6} {way:>16} {host['call_us']:9.2f} {host['done_us']:9.2f}"
                 f" {node['us']:11.2f}   {'same' if same else 'DIFFERENT'}"
+            )
+    print(
+        f"\n{'hidden':>6} {'refit':>16} {'graphs read':>12} {'address':>8}"
+        f" {'call_us':>11} {'done_us':>11}"
+    )
+    results["refit"] = {}
+    for hidden in (4096, 7168):
+        results["refit"][hidden] = refit(torch, hidden, arguments.samples)
+        for way, found in results["refit"][hidden].items():
+            right = right and found["graphs_read"] == found["must_read"]
+            print(
+                f"{hidden:6} {way:>16} {found['graphs_read']:>12}"
+                f" {'kept' if found['address_kept'] else 'new':>8}"
+                f" {found['call_us']:11.2f} {found['done_us']:11.2f}"
             )
     results["void"] = rate < VOID_BELOW
     if arguments.json:
