@@ -196,7 +196,7 @@ TEST_F(GraphReplay, SeveralFamiliesInOneRun) {
   const Ended ended =
       run({"--layer=3", "--graphs=1,5", "--nodes=2", "--checkpoint=" + path("good")});
   EXPECT_EQ(ended.code, 0) << ended.out << ended.error;
-  EXPECT_NE(ended.out.find("1 graphs of 2 nodes"), std::string::npos);
+  EXPECT_NE(ended.out.find("1 graph of 2 nodes"), std::string::npos);
   EXPECT_NE(ended.out.find("5 graphs of 2 nodes"), std::string::npos);
 }
 
