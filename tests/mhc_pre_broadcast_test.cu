@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// \file
-/// mhc::pre_broadcast against the f64 oracle, eager and replayed. In the simulation the kernel is
-/// the oracle itself, so there these tests hold the host side: views, strides, checks, capture.
+/// mhc::pre_broadcast against the f64 oracle, eager and replayed. In the simulation the kernel runs
+/// on the host, thread for thread.
 
 #include "holdfast/holdfast.hpp"
 #include "holdfast/mhc/pre_broadcast.cuh"

@@ -3,6 +3,7 @@
 
 #include "graph_replay/engine.cuh"
 #include "graph_replay/runtime.hpp"
+#include "support/mhc_bodies.hpp"
 #include "support/sim_routes.cuh"
 
 namespace graph_replay {
@@ -16,10 +17,8 @@ namespace {
 [[maybe_unused]] const bool routed = [] {
   test::route_work<MoveWork>();
   sim::route_kernel(&indirect_kernel<holdfast::detail::CompiledFor>,
-                    [](dim3, dim3, const PreBroadcast& op, const float* const* fn) {
-                      PreBroadcast direct = op;
-                      direct.fn_broadcast = {*fn, op.x.extent(1)};
-                      test::run_pre_broadcast(direct);
+                    [](dim3 grid, dim3 block, const PreBroadcast& op, const float* const* fn) {
+                      test::run_pre_broadcast(grid, block, op, *fn);
                     });
   return true;
 }();

@@ -4,6 +4,7 @@
 /// \file
 /// Gives the simulated runtime a host body for every kernel that holdfast ships.
 
+#include "support/mhc_bodies.hpp"
 #include "support/sim_routes.cuh"
 
 #include <cstdint>
@@ -45,9 +46,10 @@ void route_floating() {
 }
 
 [[maybe_unused]] const bool routed = [] {
-  sim::route_kernel(
-      &holdfast::mhc::detail::pre_broadcast_kernel<holdfast::detail::CompiledFor>,
-      [](dim3, dim3, const holdfast::mhc::PreBroadcast& op) { test::run_pre_broadcast(op); });
+  sim::route_kernel(&holdfast::mhc::detail::pre_broadcast_kernel<holdfast::detail::CompiledFor>,
+                    [](dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast& op) {
+                      test::run_pre_broadcast(grid, block, op, op.fn_broadcast.data());
+                    });
   route_floating<float>();
   route_floating<bf16>();
   route_floating<f16>();

@@ -129,9 +129,9 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
     pre[i] = sigmoid(logit(sums[i], op.scale.data()[0], op.base.data()[i])) + op.pre_eps;
   }
   const auto collapse = [&pre](bf16 value) {
-    const float x = __bfloat162float(value);
-    float y = pre[0] * x;
-    for (int i = 1; i < kStreams; ++i) y = fmaf(pre[i], x, y);
+    const float stream = __bfloat162float(value);
+    float y = pre[0] * stream;
+    for (int i = 1; i < kStreams; ++i) y = fmaf(pre[i], stream, y);
     return y;
   };
 

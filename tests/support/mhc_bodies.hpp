@@ -1,0 +1,18 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// \file
+/// The mHC kernels on the host, thread for thread.
+
+#include <holdfast/mhc/pre_broadcast.cuh>
+
+#include <vector_types.h>
+
+namespace test {
+
+/// With the weight at `fn`.
+void run_pre_broadcast(dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast& op,
+                       const float* fn);
+
+}  // namespace test
