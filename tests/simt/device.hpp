@@ -45,6 +45,7 @@ T __shfl_sync(unsigned /*mask*/, T value, int lane) {
               sizeof value);
   return value;
 }
+inline int min(int a, int b) { return a < b ? a : b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

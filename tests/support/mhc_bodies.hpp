@@ -5,6 +5,7 @@
 /// \file
 /// The mHC kernels on the host, thread for thread.
 
+#include <holdfast/mhc/pre.cuh>
 #include <holdfast/mhc/pre_broadcast.cuh>
 
 #include <vector_types.h>
@@ -14,5 +15,11 @@ namespace test {
 /// With the weight at `fn`.
 void run_pre_broadcast(dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast& op,
                        const float* fn);
+
+template <int Rows, int Tiles, int Warps, bool OneChunk, class Source>
+void run_project(dim3 grid, dim3 block, const holdfast::mhc::detail::Projection<Source>& op);
+
+void run_collapse(dim3 grid, dim3 block, const holdfast::mhc::Pre& op,
+                  const holdfast::mhc::detail::Spread& spread);
 
 }  // namespace test

@@ -45,11 +45,29 @@ void route_floating() {
   if constexpr (!std::is_same_v<To, f16>) route_relayout<To, f16>();
 }
 
-[[maybe_unused]] const bool routed = [] {
-  sim::route_kernel(&holdfast::mhc::detail::pre_broadcast_kernel<holdfast::detail::CompiledFor>,
+template <int Rows, int Tiles, int Warps, bool OneChunk, class Source>
+void route_projection() {
+  using holdfast::detail::CompiledFor;
+  sim::route_kernel(
+      &holdfast::mhc::detail::project_kernel<CompiledFor, Rows, Tiles, Warps, OneChunk, Source>,
+      &test::run_project<Rows, Tiles, Warps, OneChunk, Source>);
+}
+
+void route_mhc() {
+  using holdfast::detail::CompiledFor;
+  using holdfast::mhc::kMixes;
+  using holdfast::mhc::detail::ResidualSource;
+  sim::route_kernel(&holdfast::mhc::detail::pre_broadcast_kernel<CompiledFor>,
                     [](dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast& op) {
                       test::run_pre_broadcast(grid, block, op, op.fn_broadcast.data());
                     });
+  route_projection<kMixes, 1, 4, true, ResidualSource>();
+  route_projection<kMixes, 1, 8, false, ResidualSource>();
+  sim::route_kernel(&holdfast::mhc::detail::collapse_kernel<CompiledFor>, &test::run_collapse);
+}
+
+[[maybe_unused]] const bool routed = [] {
+  route_mhc();
   route_floating<float>();
   route_floating<bf16>();
   route_floating<f16>();

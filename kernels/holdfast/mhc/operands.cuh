@@ -108,6 +108,25 @@ class Operands {
                               row_bytes, stride * kBytes, kWritten};
   }
 
+  /// Memory for intermediate results, which is written.
+  /// \throws ContractError invalid_parameter (too small), null_pointer, misaligned.
+  void add(const Workspace& workspace, std::size_t needed, const char* function) {
+    expects(workspace.bytes >= needed, Rule::invalid_parameter, [&] {
+      return subject() + ": the workspace has " + std::to_string(workspace.bytes) +
+             " bytes; expected at least the " + std::to_string(needed) + " of " + function;
+    });
+    if (needed == 0) return;
+    const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
+    expects(address != 0, Rule::null_pointer,
+            [this] { return subject() + ": the workspace has no address"; });
+    expects(address % holdfast::detail::kAccessBytes == 0, Rule::misaligned, [this] {
+      return subject() + ": the address of the workspace must be a multiple of " +
+             std::to_string(holdfast::detail::kAccessBytes) + " bytes";
+    });
+    const auto bytes = static_cast<std::int64_t>(needed);
+    operands_.at(count_++) = {"the workspace", address, bytes, bytes, bytes, true};
+  }
+
   /// \throws ContractError invalid_parameter.
   void add_constant(const char* name, float value, float least) const {
     expects(std::isfinite(value) && value >= least, Rule::invalid_parameter, [&] {

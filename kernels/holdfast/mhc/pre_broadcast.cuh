@@ -25,13 +25,6 @@
 
 namespace holdfast::mhc {
 
-/// Over what the RMSNorm of layer_input takes its mean square. The two differ by up to a few units
-/// in the sixth digit, and much more where all elements round the same way.
-enum class NormSquares : std::uint8_t {
-  unrounded,  ///< the f32 collapse; vLLM and SGLang with DeepSeek V4
-  rounded,    ///< the bf16 collapse; DeepSeek's reference, and V4.1
-};
-
 /// The tensors and constants of pre_broadcast, for each token with x = its row:
 ///
 ///     rms      = 1 / sqrt(sum_h x[h]^2 / hidden + rms_eps)
@@ -96,8 +89,6 @@ __device__ void block_sum(float (&values)[Count], float (&scratch)[Threads / 32]
 /// One token by one block of kPreBroadcastThreads threads, with its weight at `fn`.
 __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* fn,
                                            std::int64_t token) {
-  constexpr int kWidth = 8;
-  using Values = holdfast::detail::Pack<bf16, kWidth>;
   const int hidden = static_cast<int>(op.x.extent(1));
   const int packs = hidden / kWidth;
   const bf16* x = op.x.row(token);

@@ -10,6 +10,7 @@
 /// mixes: the 24 numbers to which a token's residual is projected: 4 for pre, 4 for post and 16 for
 /// comb, whose element [i][j] at 8 + 4 * i + j leads from the old stream i to the new stream j.
 
+#include "holdfast/detail/pack.cuh"
 #include "holdfast/error.hpp"
 #include "holdfast/tensor_view.hpp"
 
@@ -17,6 +18,7 @@
 
 #include <array>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -27,6 +29,13 @@ using bf16 = __nv_bfloat16;
 
 inline constexpr int kStreams = 4;
 inline constexpr int kMixes = kStreams * (2 + kStreams);
+
+/// Over what the RMSNorm of layer_input takes its mean square. The two differ by up to a few units
+/// in the sixth digit, and much more where all elements round the same way.
+enum class NormSquares : std::uint8_t {
+  unrounded,  ///< the f32 collapse; vLLM and SGLang with DeepSeek V4
+  rounded,    ///< the bf16 collapse; DeepSeek's reference, and V4.1
+};
 
 /// An extent that the type leaves open.
 inline constexpr std::int64_t kOpen = -1;
@@ -142,11 +151,25 @@ class View {
   std::int64_t row_stride_ = 0;
 };
 
+/// Device memory of the caller for what an operation computes on its way. Its contents need not be
+/// set before, and mean nothing after; calls that may run at the same time need one each.
+struct Workspace {
+  void* data = nullptr;  ///< at a multiple of 16 bytes
+  std::size_t bytes = 0;
+};
+
 /// [tokens, hidden]: one stream, before or after the sublayer.
 template <class T>
 using Activations = View<T, kOpen, kOpen>;
 /// [tokens, streams, hidden].
 template <class T>
 using Residual = View<T, kOpen, kStreams, kOpen>;
+
+namespace detail {
+
+inline constexpr int kWidth = 8;  // bf16 of one access
+using Values = holdfast::detail::Pack<bf16, kWidth>;
+
+}  // namespace detail
 
 }  // namespace holdfast::mhc
