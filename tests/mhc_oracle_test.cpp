@@ -109,6 +109,25 @@ TEST(MhcOracle, PreBroadcastOfTheSmallCase) {
             (std::vector<float>{-1.34375F, -0.50390625F, 0.55859375F, 1.84375F}));
 }
 
+TEST(MhcOracle, PostOfTheSmallCase) {
+  const Small in = small();
+  const Outcome out = pre(in.residual, in.weights, {});
+  const std::vector<float> post_values(out.post.begin(), out.post.end());
+  const std::vector<float> comb(out.comb.begin(), out.comb.end());
+  const std::vector<double> want{
+      -1.44603884573,   -0.136022053606, 1.07293394915,    0.342003705551,
+      0.00977777960488, 0.0593634359856, -0.0541885398457, 0.68997613752,
+      0.067224740402,   -0.21655437305,  0.0133364692185,  1.22127378202,
+      -1.11569457765,   -0.285032188064, 0.296159871009,   0.981482520262};
+  // The coefficients are rounded to f32 here: 5 terms of magnitude below 2, each off by 2^-24.
+  const auto expect = [](const std::vector<double>& got, const std::vector<double>& wanted) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-6) << i;
+  };
+  expect(post(in.x, in.residual, post_values, comb).values, want);
+  expect(post(in.x, in.residual, post_values, comb, Mutant::comb_transposed).values,
+         {-0.215322161792, -0.65148998484, 0.228817878755, 1.57272063304});
+}
+
 // --- Properties
 
 std::vector<float> replicated(std::span<const float> x) {
@@ -358,6 +377,39 @@ TEST(MhcComparison, RejectsEveryMistake) {
     // that differ, layer_input shows a missing eps.
     if (!c.norm || c.streams == 4) expect_at(Mutant::pre_eps_missing, "layer_input");
     if (c.norm) expect_at(Mutant::norm_weight_ignored, "layer_input");
+  }
+}
+
+TEST(MhcComparison, OfPostRejectsEveryMistake) {
+  for (const std::size_t hidden : {64U, 136U, 2048U}) {
+    const std::vector<float> x = make_activations(hidden, 400);
+    const std::vector<float> residual = make_activations(4 * hidden, 401);
+    const Weights w = make_weights(4 * hidden, hidden, 402);
+    const Outcome before = pre(residual, w, {});
+    const std::vector<float> post_values = floats(before.post);
+    const std::vector<float> comb = floats(before.comb);
+    const Mixed want = post(x, residual, post_values, comb);
+    const auto left = [&](Mutant mutant) {
+      std::vector<float> values;
+      for (const double value : post(x, residual, post_values, comb, mutant).values) {
+        values.push_back(static_cast<float>(round_bf16(value)));
+      }
+      return values;
+    };
+    std::vector<float> got = left(Mutant::none);
+    EXPECT_EQ(difference(want, got), "");
+    for (const Mutant mutant : {Mutant::comb_transposed, Mutant::post_factor_one,
+                                Mutant::streams_permuted, Mutant::hidden_tail_dropped}) {
+      EXPECT_NE(difference(want, left(mutant)), "") << static_cast<int>(mutant);
+    }
+    for (const std::size_t i : {std::size_t{0}, hidden, 4 * hidden - 1}) {  // one element off
+      const float right = got[i];
+      got[i] = from_bf16_bits(static_cast<std::uint16_t>(bf16_bits(right) + 2));
+      EXPECT_NE(difference(want, got), "") << i;
+      got[i] = std::nanf("");
+      EXPECT_NE(difference(want, got), "") << i;
+      got[i] = right;
+    }
   }
 }
 

@@ -229,6 +229,39 @@ namespace detail {
   return result;
 }
 
+/// What post gives for one token, [4 * hidden] with stream after stream.
+struct Mixed {
+  std::vector<double> values;  ///< unrounded
+  std::vector<double> size;    ///< the sum of the terms' magnitudes
+};
+
+/// mHC post of one token with x [hidden], residual [4 * hidden], post [4], comb [old][new stream].
+[[nodiscard]] inline Mixed post(std::span<const float> x, std::span<const float> residual,
+                                std::span<const float> post, std::span<const float> comb,
+                                Mutant mutant = Mutant::none) {
+  const std::size_t hidden = x.size();
+  Mixed out{std::vector<double>(residual.size()), std::vector<double>(residual.size())};
+  for (std::size_t j = 0; j < kStreams; ++j) {
+    for (std::size_t h = 0; h < hidden; ++h) {
+      double& value = out.values[j * hidden + h];
+      double& size = out.size[j * hidden + h];
+      const auto add = [&](double term) {
+        value += term;
+        size += std::abs(term);
+      };
+      const std::size_t from = mutant == Mutant::streams_permuted ? (j + 1) % kStreams : j;
+      const bool dropped = mutant == Mutant::hidden_tail_dropped && h + 8 >= hidden;
+      if (!dropped) add(double{post[from]} * x[h] * (mutant == Mutant::post_factor_one ? 0.5 : 1));
+      for (std::size_t i = 0; i < kStreams; ++i) {
+        const std::size_t at =
+            mutant == Mutant::comb_transposed ? kStreams * from + i : kStreams * i + from;
+        add(double{comb[at]} * residual[i * hidden + h]);
+      }
+    }
+  }
+  return out;
+}
+
 // --- The comparison
 
 /// What a kernel promises, absolute, for pre, post and comb.
@@ -345,6 +378,21 @@ struct Interval {
     if (!detail::holds(allowed, got.layer_input[h])) {
       return detail::text("layer_input", h, got.layer_input[h], allowed);
     }
+  }
+  return {};
+}
+
+/// The same of post; `got` [4 * hidden] are values of bf16. With u = 2^-24, a product and four
+/// fused additions round once each, by at most u times the sum of the terms' magnitudes; then it
+/// is rounded to bf16, which is monotonic.
+[[nodiscard]] inline std::string difference(const Mixed& want, std::span<const float> got) {
+  constexpr double u = 0x1p-24;
+  if (got.size() != want.values.size()) return "sizes differ";
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double error = 5 * u * want.size[i];
+    const detail::Interval allowed{round_bf16(want.values[i] - error),
+                                   round_bf16(want.values[i] + error)};
+    if (!detail::holds(allowed, got[i])) return detail::text("residual_out", i, got[i], allowed);
   }
   return {};
 }

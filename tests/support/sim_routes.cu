@@ -61,6 +61,7 @@ void route_mhc() {
                     [](dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast& op) {
                       test::run_pre_broadcast(grid, block, op, op.fn_broadcast.data());
                     });
+  test::route_work<holdfast::mhc::detail::PostWork>();
   route_projection<kMixes, 1, 4, true, ResidualSource>();
   route_projection<kMixes, 1, 8, false, ResidualSource>();
   sim::route_kernel(&holdfast::mhc::detail::collapse_kernel<CompiledFor>, &test::run_collapse);
