@@ -5,8 +5,10 @@
 # bash cmake/setup.sh demo [argument...]   installs what is missing, builds graph_replay and runs it with the arguments
 # bash cmake/setup.sh test                 installs what is missing, builds everything and runs every test
 #
-# HOLDFAST_PRESET chooses the configure preset (default: release); the build goes to build/<preset>.
+# HOLDFAST_PRESET chooses the configure preset (default: release); the build goes to build/<preset>. It is compiled for
+# the GPUs of this machine, or for sm_90a if there are none; CUDAARCHS overrides that.
 set -euo pipefail
+caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 preset=${HOLDFAST_PRESET:-release}
@@ -101,33 +103,54 @@ find_tools() {
   say "nvcc: $CUDACXX"
 }
 
+# The architectures to compile for, empty for the project's choice.
+architectures() {
+  if [[ -n ${CUDAARCHS-} ]]; then
+    echo "$CUDAARCHS"
+    return
+  fi
+  # 9.0 is sm_90a, for which the kernels are tuned.
+  { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true; } |
+    sed -n 's/^\([0-9]\+\)\.\([0-9]\)$/\1\2/p' | sed 's/^90$/90a/' | sort -u | paste -sd ';'
+}
+
+configure() {
+  local found
+  found=$(architectures)
+  cmake --preset "$preset" ${found:+"-DCMAKE_CUDA_ARCHITECTURES=$found"}
+}
+
+# What the build had to leave out, and why.
+left_out() { [[ ! -s build/$preset/left_out.txt ]] || sed 's/^/holdfast: left out: /' "build/$preset/left_out.txt"; }
+
 run_demo() {
   local log
+  [[ $preset != asan && $preset != tsan ]] || fail "the demo has no build with a sanitizer; use another HOLDFAST_PRESET"
   install_packages missing_for_demo missing_for_demo
   find_tools
   # The output of the build is of no interest unless it fails: the report is what is to be seen.
   log=$(mktemp)
   say "building graph_replay (a minute or two)"
-  if ! { cmake --preset "$preset" &&
+  if ! { configure &&
     cmake --build --preset "$preset" --target graph_replay --parallel "$(parallel_jobs)"; } >"$log" 2>&1; then
     cat "$log" >&2
     rm -f "$log"
+    left_out >&2
     fail "graph_replay could not be built"
   fi
   rm -f "$log"
   echo
-  "build/$preset/benchmarks/graph_replay" "$@"
+  local program=$PWD/build/$preset/benchmarks/graph_replay
+  cd "$caller" # paths among the arguments are the caller's
+  "$program" "$@"
 }
 
 run_tests() {
   install_packages missing_for_test missing_tools
   find_tools
-  cmake --preset "$preset"
+  configure
   cmake --build --preset "$preset" --parallel "$(parallel_jobs)"
-  if [[ -s build/$preset/left_out.txt ]]; then
-    sed 's/^/holdfast: left out: /' "build/$preset/left_out.txt"
-    echo
-  fi
+  left_out
   # Last, so that the closing line of ctest ends the output. GPU tests show as skipped without a GPU.
   ctest --preset "$preset" --parallel "$(parallel_jobs)"
 }

@@ -178,8 +178,8 @@ TEST_F(GraphReplay, OnlyTheRebindingWayIsStale) {
     EXPECT_TRUE(ways.at(name).at("done").is_null()) << "a simulation measures nothing";
     EXPECT_NE(ended.out.find(name), std::string::npos);
   }
-  EXPECT_EQ(ways.at("stable").at("extra_bytes"), 0);
-  EXPECT_EQ(ways.at("rebind").at("extra_bytes"), 24 * kHidden * 4);
+  EXPECT_EQ(ways.at("stable").at("peak_extra_bytes"), 0);
+  EXPECT_EQ(ways.at("rebind").at("peak_extra_bytes"), 24 * kHidden * 4);
 }
 
 TEST_F(GraphReplay, NamesMayStandUnderModel) {
@@ -356,11 +356,21 @@ TEST_F(GraphReplay, ArgumentsThatCannotBeUsedAreRefused) {
 
 TEST_F(GraphReplay, AReportThatCannotBeWrittenIsAnError) {
   write(path("good"), good_tensors());
-  auto arguments = with_checkpoint(path("good"));
-  arguments.insert(arguments.end(), {"--json", path("no/such/folder.json")});
-  const Ended ended = run(arguments);
-  EXPECT_EQ(ended.code, 1);
-  EXPECT_NE(ended.error.find("cannot write"), std::string::npos) << ended.error;
+  const auto run_with = [&](const std::string& report) {
+    auto arguments = with_checkpoint(path("good"));
+    arguments.insert(arguments.end(), {"--json", report});
+    return run(arguments);
+  };
+  for (const std::string& report : {path("no/such/folder.json"), folder_.string()}) {
+    const Ended ended = run_with(report);  // before anything is measured
+    EXPECT_EQ(ended.code, 2) << report;
+    EXPECT_EQ(std::ranges::count(ended.error, '\n'), 1) << ended.error;
+    EXPECT_NE(ended.error.find("\"" + report + "\""), std::string::npos) << ended.error;
+    EXPECT_EQ(ended.out, "");
+  }
+  const Ended full = run_with("/dev/full");  // only writing shows it
+  EXPECT_EQ(full.code, 1);
+  EXPECT_NE(full.error.find("cannot write"), std::string::npos) << full.error;
 }
 
 // --- How it judges

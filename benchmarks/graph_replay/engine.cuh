@@ -107,6 +107,12 @@ __global__ void __launch_bounds__(holdfast::mhc::detail::kPreBroadcastThreads)
   holdfast::mhc::detail::pre_broadcast_token(op, *fn, blockIdx.x);
 }
 
+/// Stores the address of the weight where indirect_kernel looks it up. One thread.
+template <class Architectures>
+__global__ void publish_kernel(const float** slot, const float* fn) {
+  *slot = fn;
+}
+
 /// One captured graph.
 struct Captured {
   std::int64_t tokens = 0;

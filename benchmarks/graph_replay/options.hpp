@@ -5,6 +5,7 @@
 /// \file
 /// The command line of graph_replay.
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <span>
@@ -32,6 +33,8 @@ inline constexpr const char* kUsage =
     "  --graphs K[,K...]  how many graphs an engine holds, 1 to 64 each (default 8)\n"
     "  --nodes M          kernels in each graph, 2 to 10000 (default 500)\n"
     "  --json FILE        write the numbers here too\n"
+    "\n"
+    "Without a GPU a simulated CUDA runtime takes its place: same verdicts, no times.\n"
     "\n"
     "Exit code: 0 if exactly the rebinding way is stale, 1 if not or if something failed, 2 for "
     "an\n"

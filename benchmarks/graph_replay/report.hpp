@@ -6,15 +6,20 @@
 /// What graph_replay found, as a table for a reader and as JSON for a program.
 
 #include "device.hpp"
+#include "graph_replay/options.hpp"
 #include "graph_replay/verdict.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -117,9 +122,9 @@ inline void print(const Run& run) {
       "compared:\n\n",
       run.batches.size(), run.batches.size() == 1 ? "graph" : "graphs", run.nodes, batches.c_str());
   std::printf("  %-17s %-7s %-8s %10s %11s %11s  %s\n", "", "graphs", "address", "refit call",
-              "refit done", "replay of", "extra");
+              "refit done", "replay of", "extra memory");
   std::printf("  %-17s %-7s %-8s %10s %11s %11s  %s\n", "way", "read", "kept", "returns",
-              "on the GPU", "one graph", "memory");
+              "on the GPU", "one graph", "at its peak");
   for (const WayResult& way : run.ways) {
     std::printf("  %-17s %-7s %-8s %10s %11s %11s  %s%s\n", way.name.c_str(),
                 to_string(way.verdict), way.address_kept ? "yes" : "no",
@@ -143,7 +148,9 @@ inline void print_legend(const Report& report) {
       "\n  fresh: each element of post, comb, layer_input and residual_out is right for the new "
       "weights\n"
       "  STALE: each is right for the old ones. Of %zu coefficients, %zu cannot be right for "
-      "both.\n",
+      "both.\n"
+      "  extra memory: what a refit takes on the GPU beyond the one derived weight; graphs are not "
+      "counted.\n",
       last.coefficients, last.telling);
 }
 
@@ -151,6 +158,22 @@ inline void print_legend(const Report& report) {
   bool good = !report.runs.empty();
   for (const Run& run : report.runs) good = good && run.as_it_must_be();
   return good;
+}
+
+/// So that nobody measures for minutes and then cannot keep it. Creates and changes nothing.
+/// \throws UsageError.
+inline void expect_writable(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path file(path);
+  const bool exists = std::filesystem::exists(file, error);
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  const bool good =
+      exists ? !std::filesystem::is_directory(file, error) && ::access(path.c_str(), W_OK) == 0
+             : std::filesystem::is_directory(folder, error) && ::access(folder.c_str(), W_OK) == 0;
+  if (!good) {
+    throw UsageError("--json: expected a file that can be written, found \"" + path +
+                     "\"; check the path and its permissions");
+  }
 }
 
 /// \throws std::runtime_error if the file cannot be written.
@@ -183,7 +206,7 @@ inline void write_json(const Report& report, const std::string& path) {
       one["ways"][way.name] = {{"graphs_read", to_string(way.verdict)},
                                {"must_read", way.must_be_fresh ? "fresh" : "STALE"},
                                {"address_kept", way.address_kept},
-                               {"extra_bytes", way.extra_bytes},
+                               {"peak_extra_bytes", way.extra_bytes},
                                {"call", samples(way.call)},
                                {"done", samples(way.done)},
                                {"replay_of_one_graph", samples(way.replay)}};

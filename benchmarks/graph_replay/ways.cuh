@@ -56,7 +56,8 @@ class Way {
   virtual void refit(const float* hc_attn_fn) = 0;
   /// Where the derived weight lies.
   [[nodiscard]] virtual const float* address() const = 0;
-  /// Device bytes beyond the one derived weight.
+  /// Device bytes that a refit needs beyond the one derived weight, at their peak. What graphs take
+  /// is not counted.
   [[nodiscard]] virtual std::size_t extra_bytes() const = 0;
 
   [[nodiscard]] virtual Family& family() = 0;
@@ -90,9 +91,10 @@ class Stable final : public Way {
   std::unique_ptr<Family> family_;  // goes before the memory that it reads
 };
 
-/// What engines do without it: the sum goes to another allocation. To be fair the allocations are
-/// made beforehand, as a caching allocator has them; and the one that the graphs captured is kept,
-/// so that a stale graph reads old numbers and not somebody else's.
+/// What engines do without it: the sum goes to another allocation, and the last one is given up
+/// after that, so a refit takes one block more. To be fair the allocations are made beforehand, as
+/// a caching allocator has them. And the one that the graphs captured is kept here, so that a stale
+/// graph reads old numbers and not somebody else's; that block is not counted.
 class Rebind : public Way {
  public:
   explicit Rebind(const Scene& scene)
@@ -136,26 +138,36 @@ class Rebind : public Way {
 /// Rebinds, then gives the reading node of every graph the new address.
 class SetParams final : public Rebind {
  public:
-  using Rebind::Rebind;
+  explicit SetParams(const Scene& scene) : Rebind(scene) {
+    for (const Captured& captured : family().graphs()) {
+      check(cudaGraphKernelNodeGetParams(captured.reader, &launches_.emplace_back()),
+            "parameters of the reader");
+      arguments_.push_back(scene.buffers.pre_broadcast(captured.tokens, address()));
+    }
+  }
   [[nodiscard]] const char* name() const override { return "rebind+setparams"; }
   [[nodiscard]] const char* meaning() const override {
-    return "and cudaGraphExecKernelNodeSetParams on each reading node (keep all graphs and "
-           "handles)";
+    return "and cudaGraphExecKernelNodeSetParams on each reading node (keep all graphs, handles "
+           "and arguments)";
   }
   [[nodiscard]] bool reaches_graphs() const override { return true; }
   void refit(const float* hc_attn_fn) override {
     Rebind::refit(hc_attn_fn);
-    for (const Captured& captured : family().graphs()) {
-      cudaKernelNodeParams params{};
-      check(cudaGraphKernelNodeGetParams(captured.reader, &params), "parameters of the reader");
-      PreBroadcast op = scene().buffers.pre_broadcast(captured.tokens, address());
-      void* arguments[] = {&op};
-      params.kernelParams = static_cast<void**>(arguments);
-      params.extra = nullptr;
-      check(cudaGraphExecKernelNodeSetParams(captured.exec, captured.reader, &params),
+    const std::vector<Captured>& graphs = family().graphs();
+    for (std::size_t i = 0; i < graphs.size(); ++i) {
+      arguments_[i].fn_broadcast = {address(), scene().buffers.hidden};
+      void* arguments[] = {&arguments_[i]};
+      launches_[i].kernelParams = static_cast<void**>(arguments);
+      launches_[i].extra = nullptr;
+      check(cudaGraphExecKernelNodeSetParams(graphs[i].exec, graphs[i].reader, &launches_[i]),
             "set the parameters of the reader");
     }
   }
+
+ private:
+  // What an engine that refits so would keep: to ask the graph each time costs more than to set.
+  std::vector<cudaKernelNodeParams> launches_;
+  std::vector<PreBroadcast> arguments_;
 };
 
 /// Rebinds, then captures every graph again and updates the executable one.
@@ -237,10 +249,13 @@ class Indirection final : public Rebind {
     publish();
   }
   void publish() {
-    // From pageable memory, so the value is taken before the call returns.
-    const float* value = address();
-    check(cudaMemcpyAsync(slot_->data(), &value, sizeof value, cudaMemcpyHostToDevice,
-                          scene().stream.get()),
+    // A kernel and not a copy: its argument is the cheapest way for eight bytes to the device.
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(1);
+    config.blockDim = dim3(1);
+    config.stream = scene().stream.get();
+    check(cudaLaunchKernelEx(&config, publish_kernel<holdfast::detail::CompiledFor>, slot_->data(),
+                             address()),
           "store the address");
   }
 

@@ -23,13 +23,18 @@ namespace holdfast::detail {
 /// a: rows g, g + 8, g, g + 8 at columns 2q, 2q, 2q + 8, 2q + 8 (and the next one);
 /// b: rows 2q and 2q + 8 (and the next one) of column g;
 /// d: row g at columns 2q and 2q + 1, row g + 8 at the same.
-/// Tensor cores round the sum toward zero, so a chain of these is to be short.
+/// Tensor cores round the sum toward zero, so a chain of these is to be short. From sm_80 on; traps
+/// on older devices.
 __device__ inline void multiply_accumulate(float (&d)[4], const std::uint32_t (&a)[4],
                                            const std::uint32_t (&b)[2]) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  __trap();
+#endif
 }
 
 /// Waits until `threads` threads of the block, whole warps, have come to barrier `id`, 1 to 15.

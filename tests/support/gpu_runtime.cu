@@ -5,9 +5,11 @@
 /// support/runtime.hpp, and main(), for executables that are linked with the real CUDA runtime.
 /// Where there is no GPU they exit with 77, which ctest shows as skipped, unless a test has failed.
 
+#include "support/gpu.cuh"
 #include "support/runtime.hpp"
 
 #include <cstdlib>
+#include <string>
 #include <string_view>
 
 namespace test {
@@ -23,18 +25,10 @@ bool gpu_required() {
 }
 
 std::string prepare() {
-  int count = 0;
-  const cudaError_t code = cudaGetDeviceCount(&count);
-  switch (code) {
-    case cudaErrorInsufficientDriver:  // also: no driver at all
-    case cudaErrorStubLibrary:
-    case cudaErrorNoDevice: (void)cudaGetLastError(); break;
-    default:
-      ok(code, "cudaGetDeviceCount");
-      if (count > 0) return {};
-  }
+  static const std::string reason = why_no_gpu();
+  if (reason.empty()) return {};
   without_gpu = true;
-  return std::string("no usable GPU: ") + cudaGetErrorName(code);
+  return "no usable GPU: " + reason;
 }
 
 }  // namespace test

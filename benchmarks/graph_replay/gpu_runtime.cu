@@ -2,8 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "graph_replay/runtime.hpp"
-
-#include <cuda_runtime_api.h>
+#include "support/gpu.cuh"
 
 #include <cerrno>
 #include <cstdio>
@@ -20,14 +19,8 @@ namespace graph_replay {
 bool simulated() { return false; }
 
 void find_device(char** arguments) {
-  int count = 0;
-  const cudaError_t code = cudaGetDeviceCount(&count);
-  if (code == cudaSuccess && count > 0) return;
-  const std::string reason = code == cudaSuccess ? "no device" : cudaGetErrorString(code);
-  // Anything else is a GPU that is there and does not work: nothing to be hidden by a simulation.
-  const bool none = code == cudaSuccess || code == cudaErrorNoDevice ||
-                    code == cudaErrorInsufficientDriver || code == cudaErrorStubLibrary;
-  if (!none) throw std::runtime_error("the GPU cannot be used: " + reason);
+  const std::string reason = test::why_no_gpu();
+  if (reason.empty()) return;
   const char* required = std::getenv("HOLDFAST_REQUIRE_GPU");
   if (required != nullptr && std::string_view(required) == "1") {
     throw std::runtime_error("HOLDFAST_REQUIRE_GPU=1: " + reason);
@@ -35,6 +28,8 @@ void find_device(char** arguments) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   const std::string program = (self.parent_path() / "graph_replay_sim").string();
+  std::fprintf(stderr, "graph_replay: %s: the simulated CUDA runtime takes its place\n",
+               reason.c_str());
   std::fflush(nullptr);
   execv(program.c_str(), arguments);
   throw std::runtime_error("no GPU (" + reason + "), and " + program +
