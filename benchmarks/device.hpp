@@ -3,7 +3,8 @@
 #pragma once
 
 /// \file
-/// What every benchmark needs of CUDA: a stream, memory, events, the device's facts, a median.
+/// What every benchmark needs of CUDA: a stream, memory, events, the device's facts, a median, a
+/// comparison of bytes.
 
 #include <holdfast/error.hpp>
 
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,7 +82,12 @@ class Array {
     check(cudaMemset(data_, 0xFF, bytes()), "poison");
     check(cudaDeviceSynchronize(), "synchronise");
   }
+  /// \throws ContractError unless there is a value for each element.
   void upload(const std::vector<T>& values) const {
+    expects(values.size() == count_, Rule::shape_mismatch, [&] {
+      return "upload of " + std::to_string(values.size()) + " values to memory for " +
+             std::to_string(count_);
+    });
     check(cudaDeviceSynchronize(), "synchronise");
     check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), "upload");
     check(cudaDeviceSynchronize(), "synchronise");
@@ -99,6 +106,13 @@ class Array {
   void* data_ = nullptr;
   std::size_t count_;
 };
+
+/// Unlike ==, tells one zero from the other and finds equal NaNs equal.
+template <class T>
+[[nodiscard]] bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
 
 [[nodiscard]] inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
