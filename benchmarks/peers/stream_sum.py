@@ -12,8 +12,9 @@ graph     the same in a replayed graph, and the sum alone (torch.sum(..., out=bu
           them over 4 matrices between two events, divided by 200, median.
 refit     8 graphs (batches of 1 to 40 tokens) that read the sum are captured, new weights arrive,
           the sum is refitted and every graph replayed. `rebind` makes a new tensor, and the graphs go
-          on reading the old one; `recapture` does too and captures all graphs again; the others write
-          in place. Host times as above.
+          on reading the old one; `recapture` does too and captures all graphs again, with what
+          torch.cuda.graph does around each capture (it synchronises, collects garbage and empties the
+          allocator's cache); the others write in place. Host times as above.
 copy      torch copy_ between two tensors of 2.2 GB: bytes read and written per second, median. Below
           4.0 TB/s the machine was disturbed and the run is void.
 
@@ -106,7 +107,8 @@ class Engine:
         self.x = torch.randn(max(self.BATCHES), hidden, device=weight.device)
         self.buffer = self.sum_of(weight)
         self.kept = []  # what was rebound: a stale graph then reads old numbers, not somebody else's
-        self.graphs, self.outputs = [], []
+        self.stream = torch.cuda.Stream()
+        self.warm_up()
         self.capture()
 
     def sum_of(self, weight):
@@ -116,21 +118,21 @@ class Engine:
         """What the first layer does with the weight, less its details: a projection of the tokens."""
         return (self.x[:batch, None, :] * buffer[None]).sum(-1)
 
-    def capture(self):
-        stream = self.torch.cuda.Stream()
-        self.graphs, self.outputs = [], []
-        stream.wait_stream(self.torch.cuda.current_stream())
-        with self.torch.cuda.stream(stream):
+    def warm_up(self):
+        self.stream.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(self.stream):
             for batch in self.BATCHES:
-                self.read(batch, self.buffer)  # warm up outside the capture
-        stream.synchronize()
+                self.read(batch, self.buffer)
+        self.torch.cuda.synchronize()
+
+    def capture(self):
+        self.graphs, self.outputs = [], []
         for batch in self.BATCHES:
             graph = self.torch.cuda.CUDAGraph()
-            with self.torch.cuda.graph(graph, stream=stream):
+            with self.torch.cuda.graph(graph, stream=self.stream):
                 output = self.read(batch, self.buffer)
             self.graphs.append(graph)
             self.outputs.append(output)
-        self.torch.cuda.synchronize()
 
     def rebind(self, weight):
         self.kept = self.kept[:1] + [self.buffer]

@@ -66,6 +66,7 @@ class View {
     row_stride_ = row_elements();
   }
 
+  /// Which device the tensor is on is not kept: a kernel runs on the device of its stream.
   /// \throws ContractError type_mismatch, read_only (where T is not const), shape_mismatch (rank or
   ///   a fixed extent differs), not_contiguous (gaps inside a row).
   explicit View(const TensorView& tensor) : data_(address(tensor)), shape_{Extents...} {
