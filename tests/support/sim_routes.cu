@@ -53,6 +53,13 @@ void route_projection() {
       &test::run_project<Rows, Tiles, Warps, OneChunk, Source>);
 }
 
+template <int Rows>
+void route_collapse() {
+  using holdfast::detail::CompiledFor;
+  sim::route_kernel(&holdfast::mhc::detail::collapse_kernel<CompiledFor, Rows>,
+                    &test::run_collapse<Rows>);
+}
+
 void route_mhc() {
   using holdfast::detail::CompiledFor;
   using holdfast::mhc::kMixes;
@@ -64,7 +71,7 @@ void route_mhc() {
   test::route_work<holdfast::mhc::detail::PostWork>();
   route_projection<kMixes, 1, 4, true, ResidualSource>();
   route_projection<kMixes, 1, 8, false, ResidualSource>();
-  sim::route_kernel(&holdfast::mhc::detail::collapse_kernel<CompiledFor>, &test::run_collapse);
+  route_collapse<kMixes>();
 }
 
 [[maybe_unused]] const bool routed = [] {
