@@ -5,6 +5,7 @@
 /// \file
 /// The mHC kernels on the host, thread for thread.
 
+#include <holdfast/mhc/head.cuh>
 #include <holdfast/mhc/pre.cuh>
 #include <holdfast/mhc/pre_broadcast.cuh>
 

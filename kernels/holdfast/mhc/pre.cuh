@@ -55,7 +55,7 @@ struct Pre {
   NormSquares norm_squares = NormSquares::unrounded;
 };
 
-/// Bytes of workspace that pre needs for a batch of `tokens`.
+/// Bytes of workspace that are enough for pre of every batch of up to `tokens` tokens.
 [[nodiscard]] inline std::size_t pre_workspace_bytes(std::int64_t tokens, std::int64_t hidden) {
   return detail::partial_bytes<kMixes>(tokens, hidden);
 }

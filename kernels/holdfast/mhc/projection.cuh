@@ -72,6 +72,8 @@ struct Spread {
 inline constexpr int kSomeTokens = 256;           // spread by chunks, 64 tokens to a block
 inline constexpr int kManyTokensBlock = 128;      // above, tokens to a block
 inline constexpr std::int64_t kManyBlocks = 264;  // two for each SM of an H200
+/// The most tokens whose sums more than one block adds.
+inline constexpr std::int64_t kSharedTokens = kManyBlocks / 2 * kManyTokensBlock;
 
 /// Any spread gives the same bits, so this one is made for speed.
 [[nodiscard]] inline Spread spread_of(std::int64_t tokens, const SumTree& tree) {
@@ -88,13 +90,19 @@ inline constexpr std::int64_t kManyBlocks = 264;  // two for each SM of an H200
 template <int Rows>
 inline constexpr int kPartialFloats = (Rows + 1 + 3) / 4 * 4;
 
-/// What the partial sums of a batch take, in bytes.
+/// What the partial sums of any batch of up to `tokens` take, in bytes. A larger batch leaves fewer
+/// of them for each token, so it may take less than a smaller one: the most is taken by one of the
+/// largest of each kind of spread.
 template <int Rows>
 [[nodiscard]] std::size_t partial_bytes(std::int64_t tokens, std::int64_t hidden) {
   if (tokens <= 0) return 0;
   const SumTree tree = SumTree::of(static_cast<int>(hidden));
-  const auto partials = static_cast<std::size_t>(spread_of(tokens, tree).partials(tree));
-  return static_cast<std::size_t>(tokens) * partials * kPartialFloats<Rows> * sizeof(float);
+  std::int64_t most = 0;
+  for (const std::int64_t kind : {std::int64_t{kSomeTokens}, kSharedTokens, tokens}) {
+    const std::int64_t batch = std::min(tokens, kind);
+    most = std::max(most, batch * spread_of(batch, tree).partials(tree));
+  }
+  return static_cast<std::size_t>(most) * kPartialFloats<Rows> * sizeof(float);
 }
 
 /// The partial sums of a batch, between the kernel that writes them and the one that adds them.
