@@ -59,6 +59,11 @@ Weights summed(const Weights& weights) {
 }
 
 template <class Values>
+std::vector<float> floats(const Values& values) {
+  return {values.begin(), values.end()};
+}
+
+template <class Values>
 void expect_near(const Values& got, const std::vector<double>& want) {
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-11) << i;
@@ -109,6 +114,23 @@ TEST(MhcOracle, PreBroadcastOfTheSmallCase) {
             (std::vector<float>{-1.34375F, -0.50390625F, 0.55859375F, 1.84375F}));
 }
 
+TEST(MhcOracle, HeadOfTheSmallCase) {
+  const Small in = small();
+  Weights w = head_of(in.weights);
+  ASSERT_EQ(w.fn.size(), 4U * 16);
+  ASSERT_EQ(w.base.size(), 4U);
+  ASSERT_EQ(w.scale, std::vector<float>{0.5F});
+  const Outcome out = head(in.residual, w, {});
+  ASSERT_EQ(out.mixes.size(), 4U);
+  expect_near(out.pre, {0.416793002825, 0.487802355564, 0.433100510945, 0.714923122016});
+  expect_near(out.collapsed, {0.400013571298, -0.0265607707339, 0.171446994979, 0.519884833392});
+  EXPECT_EQ(layer_input(out, w, {}),
+            (std::vector<float>{1.1796875F, -0.08837890625F, 0.6328125F, 2.109375F}));
+  w.norm_weight.clear();
+  EXPECT_EQ(layer_input(out, w, {}),
+            (std::vector<float>{0.400390625F, -0.026611328125F, 0.171875F, 0.51953125F}));
+}
+
 TEST(MhcOracle, PostOfTheSmallCase) {
   const Small in = small();
   const Outcome out = pre(in.residual, in.weights, {});
@@ -126,6 +148,23 @@ TEST(MhcOracle, PostOfTheSmallCase) {
   expect(post(in.x, in.residual, post_values, comb).values, want);
   expect(post(in.x, in.residual, post_values, comb, Mutant::comb_transposed).values,
          {-0.215322161792, -0.65148998484, 0.228817878755, 1.57272063304});
+}
+
+TEST(MhcOracle, PostPreOfTheSmallCase) {
+  // post of the coefficients above, rounded by hand, and pre of that.
+  const Small in = small();
+  const Outcome before = pre(in.residual, in.weights, {});
+  const MixedOutcome out =
+      post_pre(in.x, in.residual, floats(before.post), floats(before.comb), in.weights, {});
+  const std::vector<float> streams{-1.4453125F,   -0.1357421875F,  1.0703125F,        0.341796875F,
+                                   0.009765625F,  0.059326171875F, -0.05419921875F,   0.69140625F,
+                                   0.0673828125F, -0.216796875F,   0.01336669921875F, 1.21875F,
+                                   -1.1171875F,   -0.28515625F,    0.296875F,         0.98046875F};
+  EXPECT_EQ(residual_out(out.mixed), streams);
+  const Outcome want = pre(streams, in.weights, {});
+  EXPECT_EQ(out.outcome.mixes, want.mixes);
+  EXPECT_EQ(out.outcome.comb, want.comb);
+  EXPECT_EQ(out.outcome.collapsed, want.collapsed);
 }
 
 // --- Properties
@@ -208,7 +247,7 @@ TEST(MhcOracle, RoundsToBf16WithTiesToEven) {
 
 // --- The comparison
 
-/// What a kernel leaves of a token.
+/// What a kernel leaves of a token. Of the head, layer_input is its result.
 struct Left {
   std::vector<float> mixes;
   std::vector<float> post;
@@ -217,11 +256,6 @@ struct Left {
 
   [[nodiscard]] Given given() const { return {post, comb, layer_input}; }
 };
-
-template <class Values>
-std::vector<float> floats(const Values& values) {
-  return {values.begin(), values.end()};
-}
 
 /// A perfect kernel with one mistake in it.
 Left perfect(const Outcome& out, const Weights& w, const Constants& constants,
@@ -250,7 +284,7 @@ Left honest(std::span<const float> p, std::size_t streams, const Weights& w,
   const float rms =
       1 / std::sqrt(squares / static_cast<float>(p.size()) + static_cast<float>(constants.rms_eps));
   Left left;
-  for (std::size_t mix = 0; mix < kMixes; ++mix) {
+  for (std::size_t mix = 0; mix < w.base.size(); ++mix) {
     const std::span<const float> row = std::span(w.fn).subspan(mix * p.size(), p.size());
     left.mixes.push_back(dot(p, row, strands) * rms);
   }
@@ -260,13 +294,16 @@ Left honest(std::span<const float> p, std::size_t streams, const Weights& w,
   std::vector<float> pre;
   for (std::size_t i = 0; i < kStreams; ++i) {
     pre.push_back(1 / (1 + std::exp(-logit(i, 0))) + static_cast<float>(constants.pre_eps));
+    if (w.base.size() == kStreams) continue;
     left.post.push_back(static_cast<float>(constants.post_mult) /
                         (1 + std::exp(-logit(kStreams + i, 1))));
   }
-  std::array<double, 16> comb{};
-  for (std::size_t i = 0; i < comb.size(); ++i) comb[i] = logit(2 * kStreams + i, 2);
-  sinkhorn(comb, constants.iterations, constants.sinkhorn_eps);
-  left.comb = floats(comb);
+  if (w.base.size() == kMixes) {
+    std::array<double, 16> comb{};
+    for (std::size_t i = 0; i < comb.size(); ++i) comb[i] = logit(2 * kStreams + i, 2);
+    sinkhorn(comb, constants.iterations, constants.sinkhorn_eps);
+    left.comb = floats(comb);
+  }
 
   std::vector<float> y(hidden, 0);
   for (std::size_t i = 0; i < kStreams; ++i) {
@@ -328,6 +365,25 @@ TEST(MhcComparison, AcceptsWhatKeepsThePromise) {
       EXPECT_EQ(difference(want, w, constants, perfect(want, w, constants).given()), "");
       const Left left = honest(p, c.streams, w, constants, 256);
       EXPECT_EQ(difference(want, w, constants, left.given()), "") << c.streams << ' ' << c.hidden;
+      rms.add(want.mixes, left.mixes);
+    }
+    EXPECT_LT(rms.value(), kMixesBound);
+    EXPECT_GT(rms.value(), 0);
+  }
+}
+
+TEST(MhcComparison, OfTheHeadAcceptsWhatKeepsThePromise) {
+  for (const Case& c : cases()) {
+    if (c.streams == 1) continue;
+    const Weights w = head_of(weights_of(c, 7));
+    const Constants constants{.rounded_squares = c.rounded_squares};
+    RelativeRms rms;
+    for (std::uint64_t token = 0; token < 20; ++token) {
+      const std::vector<float> p = make_activations(4 * c.hidden, 100 + token);
+      const Outcome want = head(p, w, constants);
+      EXPECT_EQ(head_difference(want, w, constants, layer_input(want, w, constants)), "");
+      const Left left = honest(p, 4, w, constants, 256);
+      EXPECT_EQ(head_difference(want, w, constants, left.layer_input), "") << c.hidden;
       rms.add(want.mixes, left.mixes);
     }
     EXPECT_LT(rms.value(), kMixesBound);
@@ -413,6 +469,77 @@ TEST(MhcComparison, OfPostRejectsEveryMistake) {
   }
 }
 
+TEST(MhcComparison, OfTheHeadRejectsEveryMistake) {
+  for (const Case& c : cases()) {
+    if (c.streams == 1) continue;
+    const Weights w = head_of(weights_of(c, 8));
+    const Constants constants{.pre_eps = 1e-2, .rounded_squares = c.rounded_squares};
+    const std::vector<float> p = make_activations(4 * c.hidden, 200);
+    const Outcome want = head(p, w, constants);
+    const auto text = [&](Mutant mutant) {
+      return head_difference(want, w, constants,
+                             layer_input(head(p, w, constants, mutant), w, constants, mutant));
+    };
+    EXPECT_EQ(text(Mutant::none), "");
+    std::vector<Mutant> mistakes{Mutant::projection_dropped, Mutant::pre_eps_missing,
+                                 Mutant::streams_permuted, Mutant::hidden_tail_dropped};
+    if (c.norm) mistakes.push_back(Mutant::norm_weight_ignored);
+    for (const Mutant mutant : mistakes) {
+      EXPECT_EQ(text(mutant).rfind("hidden_states", 0), 0U)
+          << "mutant " << static_cast<int>(mutant) << ", hidden " << c.hidden;
+    }
+    std::vector<float> got = layer_input(want, w, constants);
+    got.back() = std::nanf("");
+    EXPECT_NE(head_difference(want, w, constants, got), "");
+    got.pop_back();
+    EXPECT_NE(head_difference(want, w, constants, got), "");
+  }
+}
+
+TEST(MhcComparison, OfPostPreRejectsEveryMistake) {
+  for (const Case& c : cases()) {
+    if (c.streams == 1) continue;
+    const Weights w = weights_of(c, 8);
+    const Constants constants{.pre_eps = 1e-2, .rounded_squares = c.rounded_squares};
+    const std::vector<float> x = make_activations(c.hidden, 500);
+    const std::vector<float> residual = make_activations(4 * c.hidden, 501);
+    const Coefficients before = make_coefficients(1, 502);
+    const auto of = [&](Mutant mutant) {
+      return post_pre(x, residual, before.post, before.comb, w, constants, mutant);
+    };
+    const MixedOutcome want = of(Mutant::none);
+    const auto text = [&](Mutant mutant) {
+      const MixedOutcome wrong = of(mutant);
+      return difference(want.mixed, w, constants, residual_out(wrong.mixed),
+                        perfect(wrong.outcome, w, constants, mutant).given());
+    };
+    EXPECT_EQ(text(Mutant::none), "");
+    const auto expect_at = [&](Mutant mutant, const char* output) {
+      EXPECT_EQ(text(mutant).rfind(output, 0), 0U)
+          << "mutant " << static_cast<int>(mutant) << ", hidden " << c.hidden << ": "
+          << text(mutant);
+    };
+    expect_at(Mutant::comb_transposed, "residual_out");
+    expect_at(Mutant::unrounded_residual_projected, "post");
+    expect_at(Mutant::old_residual_collapsed, "layer_input");
+    expect_at(Mutant::projection_dropped, "post");
+    expect_at(Mutant::one_iteration, "comb");
+    expect_at(Mutant::pre_eps_missing, "layer_input");
+    expect_at(Mutant::post_factor_one, "post");
+    expect_at(Mutant::scales_swapped, "post");
+    expect_at(Mutant::streams_permuted, "post");
+    expect_at(Mutant::hidden_tail_dropped, "post");
+    if (c.norm) expect_at(Mutant::norm_weight_ignored, "layer_input");
+  }
+}
+
+TEST(MhcComparison, ShowsSmallNumbers) {
+  const Mixed want{{1e-20}, {0}};
+  const std::vector<float> got{3e-20F};
+  EXPECT_NE(difference(want, got).find("is 2.9999999e-20, expected 1.000"), std::string::npos)
+      << difference(want, got);
+}
+
 TEST(MhcComparison, TellsTheNormModesApart) {
   // Equal numbers round the same way, so the mean squares differ as much as a number from its bf16.
   // Every third element is zero: without them the norm gives 1, and the weights come out as they
@@ -432,6 +559,23 @@ TEST(MhcComparison, TellsTheNormModesApart) {
       EXPECT_EQ(found(c, Mutant::none, p), "");
       EXPECT_EQ(found(c, Mutant::norm_mode_swapped, p).rfind("layer_input", 0), 0U);
     }
+    // The head collapses with weights of its own: again numbers that all round the same way.
+    const Case c{4, 2048, true, rounded};
+    const Weights w = head_of(weights_of(c, 8));
+    const Constants constants{.rounded_squares = rounded};
+    std::vector<float> p(4 * c.hidden);
+    double error = 0;
+    for (float value = 1; value < 2 && error < 1e-3; value += 0x1p-4F) {
+      for (std::size_t k = 0; k < p.size(); ++k) p[k] = k % c.hidden % 3 == 0 ? 0 : value;
+      const double y = head(p, w, constants).collapsed[1];
+      error = std::abs(round_bf16(y) / y - 1);
+    }
+    ASSERT_GE(error, 1e-3);
+    const Outcome want = head(p, w, constants);
+    EXPECT_EQ(head_difference(want, w, constants, layer_input(want, w, constants)), "");
+    EXPECT_NE(head_difference(want, w, constants,
+                              layer_input(want, w, constants, Mutant::norm_mode_swapped)),
+              "");
   }
 }
 

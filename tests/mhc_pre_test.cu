@@ -294,7 +294,7 @@ TEST_F(MhcPre, ATokensBitsDoNotDependOnTheBatch) {
 TEST_F(MhcPre, EverySpreadGivesTheSameBits) {
   // Whatever a launch chooses: the kernels for each, on the same 140 tokens.
   const Problem in = problem(140, 1064);
-  Pre op = in.op();
+  const Pre op = in.op();
   pre(op, stream);
   const Results want = in.results();
   using namespace holdfast::mhc::detail;  // NOLINT(google-build-using-namespace)
@@ -306,17 +306,11 @@ TEST_F(MhcPre, EverySpreadGivesTheSameBits) {
        {Spread{1, 1}, Spread{3, 3}, Spread{6, 3}, Spread{15, 3}, Spread{36, 34}}) {
     in.poison();
     partials.poison();
+    const PartialSums sums{partials.data(), tree, spread};
+    const auto what = [] { return std::string("every spread"); };
     launch_projection<holdfast::detail::CompiledFor, kMixes>(
-        Projection<ResidualSource>{
-            {op.residual}, op.fn.data(), partials.data(), 140, 1064, tree, spread},
-        stream, [] { return std::string("projection"); });
-    op.workspace.data = partials.data();
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(140);
-    config.blockDim = dim3(kPreThreads);
-    config.stream = stream;
-    test::ok(
-        cudaLaunchKernelEx(&config, collapse_kernel<holdfast::detail::CompiledFor>, op, spread));
+        Projection<ResidualSource>{{op.residual}, op.fn.data(), sums, 140, 1064}, stream, what);
+    launch_collapse<holdfast::detail::CompiledFor>(collapse_of(op, sums), stream, what);
     EXPECT_TRUE(in.results() == want) << spread.block_chunks << ' ' << spread.partial_chunks;
   }
 }

@@ -6,6 +6,7 @@
 /// All recipes and mHC operations that holdfast ships. This half needs nvcc; holdfast.hpp is the
 /// half that does not.
 
+#include "holdfast/mhc/head.cuh"
 #include "holdfast/mhc/post.cuh"
 #include "holdfast/mhc/pre.cuh"
 #include "holdfast/mhc/pre_broadcast.cuh"

@@ -6,6 +6,8 @@
 namespace test {
 
 using holdfast::mhc::kMixes;
+using holdfast::mhc::kStreams;
+using holdfast::mhc::detail::Collapse;
 using holdfast::mhc::detail::Projection;
 using holdfast::mhc::detail::ResidualSource;
 
@@ -22,10 +24,14 @@ void run_project(dim3 grid, dim3 block, const Projection<Source>& op) {
 }
 template void run_project<kMixes, 1, 4, true>(dim3, dim3, const Projection<ResidualSource>&);
 template void run_project<kMixes, 1, 8, false>(dim3, dim3, const Projection<ResidualSource>&);
+template void run_project<kStreams, 1, 4, true>(dim3, dim3, const Projection<ResidualSource>&);
+template void run_project<kStreams, 1, 8, false>(dim3, dim3, const Projection<ResidualSource>&);
 
-void run_collapse(dim3 grid, dim3 block, const holdfast::mhc::Pre& op,
-                  const holdfast::mhc::detail::Spread& spread) {
-  simt::run(grid, block, 0, [&] { holdfast::mhc::detail::collapse_token(op, spread, blockIdx.x); });
+template <int Rows>
+void run_collapse(dim3 grid, dim3 block, const Collapse<Rows>& op) {
+  simt::run(grid, block, 0, [&op] { holdfast::mhc::detail::collapse_token(op, blockIdx.x); });
 }
+template void run_collapse(dim3, dim3, const Collapse<kMixes>&);
+template void run_collapse(dim3, dim3, const Collapse<kStreams>&);
 
 }  // namespace test

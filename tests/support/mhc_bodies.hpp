@@ -5,6 +5,7 @@
 /// \file
 /// The mHC kernels on the host, thread for thread.
 
+#include <holdfast/mhc/head.cuh>
 #include <holdfast/mhc/pre.cuh>
 #include <holdfast/mhc/pre_broadcast.cuh>
 
@@ -19,7 +20,7 @@ void run_pre_broadcast(dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast&
 template <int Rows, int Tiles, int Warps, bool OneChunk, class Source>
 void run_project(dim3 grid, dim3 block, const holdfast::mhc::detail::Projection<Source>& op);
 
-void run_collapse(dim3 grid, dim3 block, const holdfast::mhc::Pre& op,
-                  const holdfast::mhc::detail::Spread& spread);
+template <int Rows>
+void run_collapse(dim3 grid, dim3 block, const holdfast::mhc::detail::Collapse<Rows>& op);
 
 }  // namespace test

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <limits>
 #include <span>
 #include <string>
@@ -61,9 +62,9 @@ struct Constants {
 };
 
 struct Weights {
-  std::vector<float> fn;           ///< [24, width], width = hidden or 4 * hidden
-  std::vector<float> scale;        ///< [3]
-  std::vector<float> base;         ///< [24]
+  std::vector<float> fn;           ///< [rows, width], width = hidden or 4 * hidden
+  std::vector<float> scale;        ///< [3], of the head [1]
+  std::vector<float> base;         ///< [rows], 24 or, of the head, 4
   std::vector<float> norm_weight;  ///< [hidden], values of bf16; empty: no norm
 };
 
@@ -81,13 +82,15 @@ enum class Mutant : std::uint8_t {
   mean_over_all_streams,  ///< the broadcast's mean square is divided by 4 * hidden
   norm_weight_ignored,
   norm_mode_swapped,
+  unrounded_residual_projected,  ///< by post_pre: the mixes are of f32 streams
+  old_residual_collapsed,        ///< by post_pre
 };
 
 /// What one token's operation gives. The vectors are over hidden.
 struct Outcome {
-  std::array<double, kMixes> mixes{};  ///< after the RMS scale, before scale and base
+  std::vector<double> mixes;  ///< after the RMS scale, before scale and base
   std::array<double, kStreams> pre{};
-  std::array<double, kStreams> post{};
+  std::array<double, kStreams> post{};  ///< like comb, zero of the head
   std::array<double, kStreams * kStreams> comb{};
   std::vector<double> collapsed;  ///< y, unrounded
   std::vector<double> reach;      ///< sum_i |R[i][h]|: what an error of pre does to y
@@ -122,25 +125,28 @@ inline void sinkhorn(std::array<double, kStreams * kStreams>& c, int iterations,
 
 namespace detail {
 
-/// `streams` is 4, or 1 where `p` is one stream that stands for four equal ones.
-[[nodiscard]] inline Outcome run(std::span<const float> p, std::size_t streams, const Weights& w,
-                                 const Constants& constants, Mutant mutant) {
-  const std::size_t width = p.size();
+/// The mixes are of `projected`, their collapse is of `residual`. `streams` is 4, or 1 where they
+/// are one stream that stands for four equal ones.
+[[nodiscard]] inline Outcome run(std::span<const double> projected, std::span<const float> residual,
+                                 std::size_t streams, const Weights& w, const Constants& constants,
+                                 Mutant mutant) {
+  const std::size_t width = projected.size();
   const std::size_t hidden = width / streams;
+  const std::size_t rows = w.base.size();
   Outcome out;
 
   double squares = 0;
-  for (const float value : p) squares += double{value} * value;
+  for (const double value : projected) squares += value * value;
   double terms = static_cast<double>(width);
   if (mutant == Mutant::mean_over_all_streams) terms *= kStreams;
   const double rms = 1 / std::sqrt(squares / terms + constants.rms_eps);
-  for (std::size_t mix = 0; mix < kMixes; ++mix) {
+  for (std::size_t mix = 0; mix < rows; ++mix) {
     double sum = 0;
     for (std::size_t k = 0; k < width; ++k) {
       if (mutant == Mutant::hidden_tail_dropped && k % hidden + 8 >= hidden) continue;
-      sum += double{p[k]} * w.fn[mix * width + k];
+      sum += projected[k] * w.fn[mix * width + k];
     }
-    out.mixes[mix] = mutant == Mutant::projection_dropped ? 0 : sum * rms;
+    out.mixes.push_back(mutant == Mutant::projection_dropped ? 0 : sum * rms);
   }
 
   const bool swapped = mutant == Mutant::scales_swapped;
@@ -151,14 +157,17 @@ namespace detail {
   for (std::size_t i = 0; i < kStreams; ++i) {
     out.pre[i] = sigmoid(logit(i, 0));
     if (mutant != Mutant::pre_eps_missing) out.pre[i] += constants.pre_eps;
+    if (rows == kStreams) continue;
     out.post[i] = sigmoid(logit(kStreams + i, swapped ? 2 : 1));
     if (mutant != Mutant::post_factor_one) out.post[i] *= constants.post_mult;
   }
-  for (std::size_t i = 0; i < out.comb.size(); ++i) {
-    out.comb[i] = logit(2 * kStreams + i, swapped ? 1 : 2);
+  if (rows == kMixes) {
+    for (std::size_t i = 0; i < out.comb.size(); ++i) {
+      out.comb[i] = logit(2 * kStreams + i, swapped ? 1 : 2);
+    }
+    sinkhorn(out.comb, mutant == Mutant::one_iteration ? 1 : constants.iterations,
+             constants.sinkhorn_eps);
   }
-  sinkhorn(out.comb, mutant == Mutant::one_iteration ? 1 : constants.iterations,
-           constants.sinkhorn_eps);
   const auto comb = out.comb;
   const auto pre = out.pre;
   const auto post = out.post;
@@ -179,7 +188,7 @@ namespace detail {
   out.reach.assign(hidden, 0);
   out.size.assign(hidden, 0);
   for (std::size_t i = 0; i < kStreams; ++i) {
-    const std::span<const float> stream = p.subspan(streams == 1 ? 0 : i * hidden, hidden);
+    const std::span<const float> stream = residual.subspan(streams == 1 ? 0 : i * hidden, hidden);
     for (std::size_t h = 0; h < hidden; ++h) {
       out.collapsed[h] += out.pre[i] * stream[h];
       out.reach[h] += std::abs(stream[h]);
@@ -189,11 +198,24 @@ namespace detail {
   return out;
 }
 
+/// Of what is projected as it is.
+[[nodiscard]] inline Outcome run(std::span<const float> p, std::size_t streams, const Weights& w,
+                                 const Constants& constants, Mutant mutant) {
+  return run(std::vector<double>(p.begin(), p.end()), p, streams, w, constants, mutant);
+}
+
 }  // namespace detail
 
 /// mHC pre of one token, `residual` [4 * hidden] with stream after stream.
 [[nodiscard]] inline Outcome pre(std::span<const float> residual, const Weights& w,
                                  const Constants& constants, Mutant mutant = Mutant::none) {
+  return detail::run(residual, kStreams, w, constants, mutant);
+}
+
+/// mHC head of one token, the same with weights of 4 rows and no post or comb. What pre calls
+/// layer_input is its result.
+[[nodiscard]] inline Outcome head(std::span<const float> residual, const Weights& w,
+                                  const Constants& constants, Mutant mutant = Mutant::none) {
   return detail::run(residual, kStreams, w, constants, mutant);
 }
 
@@ -262,6 +284,39 @@ struct Mixed {
   return out;
 }
 
+/// The new streams as bf16 has them.
+[[nodiscard]] inline std::vector<float> residual_out(const Mixed& mixed) {
+  std::vector<float> result;
+  for (const double value : mixed.values) result.push_back(static_cast<float>(round_bf16(value)));
+  return result;
+}
+
+/// What post_pre gives for one token.
+struct MixedOutcome {
+  Mixed mixed;
+  Outcome outcome;
+};
+
+/// mHC post of one token and pre of its result, rounded to bf16. Of mistakes, comb_transposed is
+/// made in the mixing, all others in pre.
+[[nodiscard]] inline MixedOutcome post_pre(std::span<const float> x,
+                                           std::span<const float> residual,
+                                           std::span<const float> post_values,
+                                           std::span<const float> comb, const Weights& w,
+                                           const Constants& constants,
+                                           Mutant mutant = Mutant::none) {
+  const bool in_mixing = mutant == Mutant::comb_transposed;
+  MixedOutcome out;
+  out.mixed = post(x, residual, post_values, comb, in_mixing ? mutant : Mutant::none);
+  const std::vector<float> streams = residual_out(out.mixed);
+  const std::vector<double> rounded(streams.begin(), streams.end());
+  out.outcome = detail::run(
+      mutant == Mutant::unrounded_residual_projected ? out.mixed.values : rounded,
+      mutant == Mutant::old_residual_collapsed ? residual : std::span<const float>(streams),
+      kStreams, w, constants, in_mixing ? Mutant::none : mutant);
+  return out;
+}
+
 // --- The comparison
 
 /// What a kernel promises, absolute, for pre, post and comb.
@@ -301,21 +356,19 @@ struct Interval {
 
 [[nodiscard]] inline std::string text(const char* what, std::size_t index, double found,
                                       Interval expected) {
-  return std::string(what) + "[" + std::to_string(index) + "] is " + std::to_string(found) +
-         ", expected " + std::to_string(expected.low) + " to " + std::to_string(expected.high);
+  char numbers[96];  // std::to_string would print 1e-20 as 0.000000
+  (void)std::snprintf(numbers, sizeof numbers, "%.9g, expected %.9g to %.9g", found, expected.low,
+                      expected.high);
+  return std::string(what) + "[" + std::to_string(index) + "] is " + numbers;
 }
 
 [[nodiscard]] inline bool holds(Interval interval, double value) {  // no NaN
   return value >= interval.low && value <= interval.high;
 }
 
-}  // namespace detail
-
-/// Whether a kernel that keeps its promises can have given `got`. Empty, or the first difference in
-/// one line.
-///
-/// post and comb: within kCoefficientBound. layer_input has no tolerance of its own: it must be the
-/// correctly rounded result of intermediates that the promise allows. With u = 2^-24:
+/// Whether a kernel that keeps its promises can have collapsed the streams to `got`, which `what`
+/// names. It has no tolerance of its own: it must be the correctly rounded result of intermediates
+/// that the promise allows. With u = 2^-24:
 /// - y is off by at most kCoefficientBound * sum |R[i]| (an error of each pre[i]) plus 4 u times
 ///   sum |pre[i] R[i]| (one rounding for each of the 4 terms that f32 adds).
 /// - The mean square adds `hidden` positive terms. A relative error of u for each addition that a
@@ -323,17 +376,57 @@ struct Interval {
 /// - rho = 1 / sqrt: the root halves that; the root and the division round once each. 4 u.
 /// - The two products round once each, 2 u, before the result is rounded to bf16.
 /// Rounding is monotonic, so the ends of an interval give the ends of its image.
-[[nodiscard]] inline std::string difference(const Outcome& want, const Weights& w,
-                                            const Constants& constants, const Given& got) {
-  using detail::Interval;
+[[nodiscard]] inline std::string difference(const char* what, const Outcome& want, const Weights& w,
+                                            const Constants& constants,
+                                            std::span<const float> got) {
   constexpr double u = 0x1p-24;
   const std::size_t hidden = want.collapsed.size();
-  if (got.post.size() != want.post.size() || got.comb.size() != want.comb.size() ||
-      got.layer_input.size() != hidden) {
+  if (got.size() != hidden) return "sizes differ";
+  std::vector<Interval> rounded(hidden);  // bf16(y)
+  Interval squares{0, 0};
+  for (std::size_t h = 0; h < hidden; ++h) {
+    const double error = kCoefficientBound * want.reach[h] + 4 * u * want.size[h];
+    const Interval y{want.collapsed[h] - error, want.collapsed[h] + error};
+    rounded[h] = {round_bf16(y.low), round_bf16(y.high)};
+    const Interval square = squared(constants.rounded_squares ? rounded[h] : y);
+    squares.low += square.low;
+    squares.high += square.high;
+  }
+  Interval rho{1, 1};
+  if (!w.norm_weight.empty()) {
+    const Interval mean = widened(
+        {squares.low / static_cast<double>(hidden), squares.high / static_cast<double>(hidden)},
+        66 * u);
+    rho = widened({1 / std::sqrt(mean.high + constants.norm_eps),
+                   1 / std::sqrt(mean.low + constants.norm_eps)},
+                  4 * u);
+  }
+  for (std::size_t h = 0; h < hidden; ++h) {
+    Interval allowed = rounded[h];
+    if (!w.norm_weight.empty()) {
+      const double weight = w.norm_weight[h];
+      allowed = scaled(allowed, rho);
+      allowed = weight < 0 ? Interval{allowed.high * weight, allowed.low * weight}
+                           : Interval{allowed.low * weight, allowed.high * weight};
+      allowed = widened(allowed, 2 * u);
+      allowed = {round_bf16(allowed.low), round_bf16(allowed.high)};
+    }
+    if (!holds(allowed, got[h])) return text(what, h, got[h], allowed);
+  }
+  return {};
+}
+
+}  // namespace detail
+
+/// Whether a kernel that keeps its promises can have given `got`. Empty, or the first difference in
+/// one line. post and comb: within kCoefficientBound; layer_input: see above.
+[[nodiscard]] inline std::string difference(const Outcome& want, const Weights& w,
+                                            const Constants& constants, const Given& got) {
+  if (got.post.size() != want.post.size() || got.comb.size() != want.comb.size()) {
     return "sizes differ";
   }
   const auto around = [](double value) {
-    return Interval{value - kCoefficientBound, value + kCoefficientBound};
+    return detail::Interval{value - kCoefficientBound, value + kCoefficientBound};
   };
   for (std::size_t i = 0; i < want.post.size(); ++i) {
     if (!detail::holds(around(want.post[i]), got.post[i])) {
@@ -345,41 +438,14 @@ struct Interval {
       return detail::text("comb", i, got.comb[i], around(want.comb[i]));
     }
   }
+  return detail::difference("layer_input", want, w, constants, got.layer_input);
+}
 
-  std::vector<Interval> rounded(hidden);  // bf16(y)
-  Interval squares{0, 0};
-  for (std::size_t h = 0; h < hidden; ++h) {
-    const double error = kCoefficientBound * want.reach[h] + 4 * u * want.size[h];
-    const Interval y{want.collapsed[h] - error, want.collapsed[h] + error};
-    rounded[h] = {round_bf16(y.low), round_bf16(y.high)};
-    const Interval square = detail::squared(constants.rounded_squares ? rounded[h] : y);
-    squares.low += square.low;
-    squares.high += square.high;
-  }
-  Interval rho{1, 1};
-  if (!w.norm_weight.empty()) {
-    const Interval mean = detail::widened(
-        {squares.low / static_cast<double>(hidden), squares.high / static_cast<double>(hidden)},
-        66 * u);
-    rho = detail::widened({1 / std::sqrt(mean.high + constants.norm_eps),
-                           1 / std::sqrt(mean.low + constants.norm_eps)},
-                          4 * u);
-  }
-  for (std::size_t h = 0; h < hidden; ++h) {
-    Interval allowed = rounded[h];
-    if (!w.norm_weight.empty()) {
-      const double weight = w.norm_weight[h];
-      allowed = detail::scaled(allowed, rho);
-      allowed = weight < 0 ? Interval{allowed.high * weight, allowed.low * weight}
-                           : Interval{allowed.low * weight, allowed.high * weight};
-      allowed = detail::widened(allowed, 2 * u);
-      allowed = {round_bf16(allowed.low), round_bf16(allowed.high)};
-    }
-    if (!detail::holds(allowed, got.layer_input[h])) {
-      return detail::text("layer_input", h, got.layer_input[h], allowed);
-    }
-  }
-  return {};
+/// The same of head.
+[[nodiscard]] inline std::string head_difference(const Outcome& want, const Weights& w,
+                                                 const Constants& constants,
+                                                 std::span<const float> hidden_states) {
+  return detail::difference("hidden_states", want, w, constants, hidden_states);
 }
 
 /// The same of post; `got` [4 * hidden] are values of bf16. With u = 2^-24, a product and four
@@ -395,6 +461,15 @@ struct Interval {
     if (!detail::holds(allowed, got[i])) return detail::text("residual_out", i, got[i], allowed);
   }
   return {};
+}
+
+/// The same of post_pre. What follows from the new streams is compared with pre of those that were
+/// given: where f64 and f32 round one to different bf16, all mixes differ by more than the promise.
+[[nodiscard]] inline std::string difference(const Mixed& want, const Weights& w,
+                                            const Constants& constants,
+                                            std::span<const float> residual_out, const Given& got) {
+  const std::string text = difference(want, residual_out);
+  return text.empty() ? difference(pre(residual_out, w, constants), w, constants, got) : text;
 }
 
 /// sqrt(sum (got - want)^2 / sum want^2) over everything added.
@@ -457,6 +532,34 @@ class Normal {
   return w;
 }
 
+/// The part of `w` that a head has: its scale, and the rows of pre.
+[[nodiscard]] inline Weights head_of(Weights w) {
+  w.fn.resize(w.fn.size() / kMixes * kStreams);
+  w.base.resize(kStreams);
+  w.scale.resize(1);
+  return w;
+}
+
+/// post and comb of several tokens as pre gives them: of order 1 and not symmetric.
+struct Coefficients {
+  std::vector<float> post;  ///< [tokens, 4]
+  std::vector<float> comb;  ///< [tokens, 4, 4]
+};
+[[nodiscard]] inline Coefficients make_coefficients(std::int64_t tokens, std::uint64_t seed) {
+  Normal normal(seed);
+  Coefficients result;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int i = 0; i < kStreams; ++i) {
+      result.post.push_back(static_cast<float>(2 / (1 + std::exp(-normal()))));
+    }
+    std::array<double, kStreams * kStreams> matrix{};
+    for (double& value : matrix) value = normal();
+    sinkhorn(matrix, 20, 1e-6);
+    for (const double value : matrix) result.comb.push_back(static_cast<float>(value));
+  }
+  return result;
+}
+
 /// fn [24, 4 * hidden] summed over the streams in f32, in their order.
 [[nodiscard]] inline std::vector<float> stream_sum(std::span<const float> fn, std::size_t hidden) {
   std::vector<float> result(fn.size() / kStreams);
@@ -467,11 +570,15 @@ class Normal {
   return result;
 }
 
-/// N(0, 1), rounded to bf16.
+/// N(0, 1), rounded to bf16. After a million they repeat, with a prime period: no two tokens are
+/// the same, and large batches do not take minutes.
 [[nodiscard]] inline std::vector<float> make_activations(std::size_t count, std::uint64_t seed) {
+  constexpr std::size_t kPeriod = 1'000'003;
   Normal normal(seed);
   std::vector<float> values(count);
-  for (float& value : values) value = static_cast<float>(round_bf16(normal()));
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = i < kPeriod ? static_cast<float>(round_bf16(normal())) : values[i - kPeriod];
+  }
   return values;
 }
 

@@ -53,9 +53,17 @@ void route_projection() {
       &test::run_project<Rows, Tiles, Warps, OneChunk, Source>);
 }
 
+template <int Rows>
+void route_collapse() {
+  using holdfast::detail::CompiledFor;
+  sim::route_kernel(&holdfast::mhc::detail::collapse_kernel<CompiledFor, Rows>,
+                    &test::run_collapse<Rows>);
+}
+
 void route_mhc() {
   using holdfast::detail::CompiledFor;
   using holdfast::mhc::kMixes;
+  using holdfast::mhc::kStreams;
   using holdfast::mhc::detail::ResidualSource;
   sim::route_kernel(&holdfast::mhc::detail::pre_broadcast_kernel<CompiledFor>,
                     [](dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast& op) {
@@ -64,7 +72,10 @@ void route_mhc() {
   test::route_work<holdfast::mhc::detail::PostWork>();
   route_projection<kMixes, 1, 4, true, ResidualSource>();
   route_projection<kMixes, 1, 8, false, ResidualSource>();
-  sim::route_kernel(&holdfast::mhc::detail::collapse_kernel<CompiledFor>, &test::run_collapse);
+  route_projection<kStreams, 1, 4, true, ResidualSource>();
+  route_projection<kStreams, 1, 8, false, ResidualSource>();
+  route_collapse<kMixes>();
+  route_collapse<kStreams>();
 }
 
 [[maybe_unused]] const bool routed = [] {

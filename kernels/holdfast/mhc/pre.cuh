@@ -6,18 +6,14 @@
 /// mHC pre: from a token's residual streams to the input of the sublayer, and to the coefficients
 /// with which post will mix the streams.
 
-#include "holdfast/detail/capture.hpp"
-#include "holdfast/detail/instructions.cuh"
 #include "holdfast/detail/launch.cuh"
-#include "holdfast/detail/pack.cuh"
 #include "holdfast/error.hpp"
+#include "holdfast/mhc/collapse.cuh"
 #include "holdfast/mhc/operands.cuh"
 #include "holdfast/mhc/projection.cuh"
 #include "holdfast/mhc/shapes.cuh"
-#include "holdfast/mhc/sinkhorn.cuh"
 
 #include <cuda/stream_ref>
-#include <cuda_runtime.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -59,173 +55,27 @@ struct Pre {
   NormSquares norm_squares = NormSquares::unrounded;
 };
 
-/// Bytes of workspace that pre needs for a batch of `tokens`.
+/// Bytes of workspace that are enough for pre of every batch of up to `tokens` tokens.
 [[nodiscard]] inline std::size_t pre_workspace_bytes(std::int64_t tokens, std::int64_t hidden) {
   return detail::partial_bytes<kMixes>(tokens, hidden);
 }
 
 namespace detail {
 
-inline constexpr int kCollapseThreads = 256;
-/// A warp more: Sinkhorn, which nothing here waits for, beside the collapse.
-inline constexpr int kPreThreads = kCollapseThreads + kWarp;
-
-/// The streams of a token where they lie.
-struct ResidualSource {
-  Residual<const bf16> residual;
-
-  __device__ void load(std::int64_t token, int h, Values (&streams)[kStreams]) const {
-    const bf16* row = residual.row(token) + h;
-#pragma unroll
-    for (int i = 0; i < kStreams; ++i) {
-      streams[i] = holdfast::detail::load<kWidth>(row + i * residual.extent(2));
-    }
-  }
-};
-
-/// The sum of `value` over the collapsing threads, in each of them. The tree is fixed: lanes by
-/// halves, then warps in order.
-__device__ inline float collapse_sum(float value) {
-  __shared__ float warps[kCollapseThreads / kWarp];
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFFU, value, lanes);
-  }
-  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = value;
-  holdfast::detail::barrier(1, kCollapseThreads);
-  float sum = warps[0];
-  for (int warp = 1; warp < kCollapseThreads / kWarp; ++warp) sum += warps[warp];
-  return sum;
-}
-
-/// What one thread computes of post, comb and mixes of a token.
-__device__ inline void write_coefficients(const Pre& op, const float (&mixes)[kMixes],
-                                          std::int64_t token) {
-  if (op.mixes.exists()) {
-    for (int mix = 0; mix < kMixes; ++mix) op.mixes.row(token)[mix] = mixes[mix];
-  }
-  for (int i = 0; i < kStreams; ++i) {
-    op.post.row(token)[i] = op.post_mult * sigmoid(logit(mixes[kStreams + i], op.scale.data()[1],
-                                                         op.base.data()[kStreams + i]));
-  }
-  float comb[kStreams * kStreams];
-#pragma unroll
-  for (int i = 0; i < kStreams * kStreams; ++i) {
-    comb[i] = logit(mixes[2 * kStreams + i], op.scale.data()[2], op.base.data()[2 * kStreams + i]);
-  }
-  sinkhorn(comb, op.sinkhorn_iterations, op.sinkhorn_eps);
-#pragma unroll
-  for (int i = 0; i < kStreams * kStreams; ++i) op.comb.row(token)[i] = comb[i];
-}
-
-/// The second half of pre, one token by one block of kPreThreads threads: from the partial sums on.
-__device__ inline void collapse_token(const Pre& op, const Spread& spread, std::int64_t token) {
-  const int hidden = static_cast<int>(op.residual.extent(2));
-  const SumTree tree = SumTree::of(hidden);
-  const float* partials = static_cast<const float*>(op.workspace.data) +
-                          token * spread.partials(tree) * kPartialFloats<kMixes>;
-  __shared__ float totals[kMixes + 1];
-  add_partials<kMixes, kPreThreads>(partials, tree, spread, totals);
-  const float rms = inverse_root(__fadd_rn(
-      __fdiv_rn(totals[kMixes], static_cast<float>(kStreams) * static_cast<float>(hidden)),
-      op.rms_eps));
-
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread >= kCollapseThreads) {
-    if (thread > kCollapseThreads) return;
-    float mixes[kMixes];
-#pragma unroll
-    for (int mix = 0; mix < kMixes; ++mix) mixes[mix] = totals[mix] * rms;
-    write_coefficients(op, mixes, token);
-    return;
-  }
-
-  float pre[kStreams];
-#pragma unroll
-  for (int i = 0; i < kStreams; ++i) {
-    pre[i] = sigmoid(logit(totals[i] * rms, op.scale.data()[0], op.base.data()[i])) + op.pre_eps;
-  }
-  const ResidualSource source{op.residual};
-  // y of pack `pack`, in f32.
-  const auto collapse = [&](int pack, float(&y)[kWidth]) {
-    Values streams[kStreams];
-    source.load(token, pack * kWidth, streams);
-#pragma unroll
-    for (int h = 0; h < kWidth; ++h) {
-      y[h] = pre[0] * __bfloat162float(streams[0].values[h]);
-      for (int i = 1; i < kStreams; ++i) {
-        y[h] = fmaf(pre[i], __bfloat162float(streams[i].values[h]), y[h]);
-      }
-    }
-  };
-  const auto rounded = [](const float(&y)[kWidth]) {
-    Values result;
-    for (int h = 0; h < kWidth; ++h) result.values[h] = __float2bfloat16_rn(y[h]);
-    return result;
-  };
-  bf16* out = op.layer_input.row(token);
-  const int packs = hidden / kWidth;
-  if (!op.norm_weight.exists()) {
-    for (int pack = thread; pack < packs; pack += kCollapseThreads) {
-      float y[kWidth];
-      collapse(pack, y);
-      holdfast::detail::store(out + pack * kWidth, rounded(y));
-    }
-    return;
-  }
-
-  // The first few packs stay in registers until the norm is known, all of them up to hidden 8192;
-  // of a longer row the rest is collapsed twice.
-  constexpr int kKept = 4;
-  Values kept[kKept];
-  float squares = 0;
-  const auto count = [&](const float(&y)[kWidth], const Values& result) {
-    for (int h = 0; h < kWidth; ++h) {
-      const float value =
-          op.norm_squares == NormSquares::rounded ? __bfloat162float(result.values[h]) : y[h];
-      squares = fmaf(value, value, squares);
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const int pack = thread + i * kCollapseThreads;
-    if (pack >= packs) continue;
-    float y[kWidth];
-    collapse(pack, y);
-    kept[i] = rounded(y);
-    count(y, kept[i]);
-  }
-  for (int pack = thread + kKept * kCollapseThreads; pack < packs; pack += kCollapseThreads) {
-    float y[kWidth];
-    collapse(pack, y);
-    count(y, rounded(y));
-  }
-  const float mean = __fdiv_rn(collapse_sum(squares), static_cast<float>(hidden));
-  const float rho = inverse_root(__fadd_rn(mean, op.norm_eps));
-  const auto finish = [&](int pack, Values result) {
-    const Values weights = holdfast::detail::load<kWidth>(op.norm_weight.data() + pack * kWidth);
-    for (int h = 0; h < kWidth; ++h) {
-      result.values[h] = __float2bfloat16_rn(__bfloat162float(result.values[h]) * rho *
-                                             __bfloat162float(weights.values[h]));
-    }
-    holdfast::detail::store(out + pack * kWidth, result);
-  };
-#pragma unroll
-  for (int i = 0; i < kKept; ++i) {
-    const int pack = thread + i * kCollapseThreads;
-    if (pack < packs) finish(pack, kept[i]);
-  }
-  for (int pack = thread + kKept * kCollapseThreads; pack < packs; pack += kCollapseThreads) {
-    float y[kWidth];
-    collapse(pack, y);
-    finish(pack, rounded(y));
-  }
-}
-
-/// Grid: one block per token.
-template <class Architectures>
-__global__ void __launch_bounds__(kPreThreads)
-    collapse_kernel(const __grid_constant__ Pre op, const __grid_constant__ Spread spread) {
-  collapse_token(op, spread, blockIdx.x);
+/// The collapse that ends `op`.
+[[nodiscard]] inline Collapse<kMixes> collapse_of(const Pre& op, const PartialSums& sums) {
+  return {.residual = op.residual,
+          .sums = sums,
+          .scale = op.scale.data(),
+          .base = op.base.data(),
+          .norm_weight = op.norm_weight.data(),
+          .mixing = {op.post, op.comb, op.post_mult, op.sinkhorn_eps, op.sinkhorn_iterations},
+          .collapsed = op.layer_input,
+          .mixes = op.mixes,
+          .rms_eps = op.rms_eps,
+          .pre_eps = op.pre_eps,
+          .norm_eps = op.norm_eps,
+          .norm_squares = op.norm_squares};
 }
 
 /// \throws ContractError, see pre.
@@ -284,24 +134,13 @@ void pre(const Pre& op, cuda::stream_ref stream) {
   const auto what = [tokens] {
     return "mhc::pre of " + std::to_string(tokens) + " tokens: launch";
   };
-  const auto hidden = static_cast<int>(op.residual.extent(2));
-  const detail::SumTree tree = detail::SumTree::of(hidden);
-  const detail::Spread spread = detail::spread_of(tokens, tree);
+  const std::int64_t hidden = op.residual.extent(2);
+  const auto sums = detail::PartialSums::in(op.workspace, tokens, hidden);
   detail::launch_projection<Architectures, kMixes>(
-      detail::Projection<detail::ResidualSource>{{op.residual},
-                                                 op.fn.data(),
-                                                 static_cast<float*>(op.workspace.data),
-                                                 tokens,
-                                                 hidden,
-                                                 tree,
-                                                 spread},
+      detail::Projection<detail::ResidualSource>{
+          {op.residual}, op.fn.data(), sums, tokens, static_cast<int>(hidden)},
       stream, what);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(tokens));
-  config.blockDim = dim3(detail::kPreThreads);
-  config.stream = holdfast::detail::native(stream);
-  holdfast::check(cudaLaunchKernelEx(&config, detail::collapse_kernel<Architectures>, op, spread),
-                  what);
+  detail::launch_collapse<Architectures>(detail::collapse_of(op, sums), stream, what);
 }
 
 }  // namespace holdfast::mhc

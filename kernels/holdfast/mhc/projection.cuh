@@ -72,6 +72,8 @@ struct Spread {
 inline constexpr int kSomeTokens = 256;           // spread by chunks, 64 tokens to a block
 inline constexpr int kManyTokensBlock = 128;      // above, tokens to a block
 inline constexpr std::int64_t kManyBlocks = 264;  // two for each SM of an H200
+/// The most tokens whose sums more than one block adds.
+inline constexpr std::int64_t kSharedTokens = kManyBlocks / 2 * kManyTokensBlock;
 
 /// Any spread gives the same bits, so this one is made for speed.
 [[nodiscard]] inline Spread spread_of(std::int64_t tokens, const SumTree& tree) {
@@ -88,26 +90,62 @@ inline constexpr std::int64_t kManyBlocks = 264;  // two for each SM of an H200
 template <int Rows>
 inline constexpr int kPartialFloats = (Rows + 1 + 3) / 4 * 4;
 
-/// What the partial sums of a batch take, in bytes.
+/// What the partial sums of any batch of up to `tokens` take, in bytes. A larger batch leaves fewer
+/// of them for each token, so it may take less than a smaller one: the most is taken by one of the
+/// largest of each kind of spread.
 template <int Rows>
 [[nodiscard]] std::size_t partial_bytes(std::int64_t tokens, std::int64_t hidden) {
   if (tokens <= 0) return 0;
   const SumTree tree = SumTree::of(static_cast<int>(hidden));
-  const auto partials = static_cast<std::size_t>(spread_of(tokens, tree).partials(tree));
-  return static_cast<std::size_t>(tokens) * partials * kPartialFloats<Rows> * sizeof(float);
+  std::int64_t most = 0;
+  for (const std::int64_t kind : {std::int64_t{kSomeTokens}, kSharedTokens, tokens}) {
+    const std::int64_t batch = std::min(tokens, kind);
+    most = std::max(most, batch * spread_of(batch, tree).partials(tree));
+  }
+  return static_cast<std::size_t>(most) * kPartialFloats<Rows> * sizeof(float);
 }
 
+/// The partial sums of a batch, between the kernel that writes them and the one that adds them.
+struct PartialSums {
+  float* data;  ///< [tokens, partials, kPartialFloats]
+  SumTree tree;
+  Spread spread;
+
+  [[nodiscard]] static PartialSums in(const Workspace& workspace, std::int64_t tokens,
+                                      std::int64_t hidden) {
+    const SumTree tree = SumTree::of(static_cast<int>(hidden));
+    return {static_cast<float*>(workspace.data), tree, spread_of(tokens, tree)};
+  }
+  [[nodiscard]] __host__ __device__ int per_token() const { return spread.partials(tree); }
+  /// Those of one token, of `floats` floats each.
+  [[nodiscard]] __host__ __device__ float* of(std::int64_t token, int floats) const {
+    return data + token * per_token() * floats;
+  }
+};
+
 /// Kernel argument. `Source` gives the streams: load(token, h, streams) fills
-/// Values (&streams)[kStreams] with kWidth elements from h of each.
+/// Values (&streams)[kStreams] with kWidth elements from h of each. Of each token and h it is asked
+/// once.
 template <class Source>
 struct Projection {
   Source source;
   const float* fn;  ///< [rows, 4 * hidden]
-  float* partials;  ///< [tokens, partials, kPartialFloats]
+  PartialSums sums;
   std::int64_t tokens;
   int hidden;
-  SumTree tree;
-  Spread spread;
+};
+
+/// The streams of a token where they lie.
+struct ResidualSource {
+  Residual<const bf16> residual;
+
+  __device__ void load(std::int64_t token, int h, Values (&streams)[kStreams]) const {
+    const bf16* row = residual.row(token) + h;
+#pragma unroll
+    for (int i = 0; i < kStreams; ++i) {
+      streams[i] = holdfast::detail::load<kWidth>(row + i * residual.extent(2));
+    }
+  }
 };
 
 /// Two adjacent elements, the first in the lower octet.
@@ -295,7 +333,8 @@ __device__ void project(const Projection<Source>& op) {
     if (idle) return Sums<Rows, Tiles>{};
     return chunk_sums<Rows, Tiles>(streams, weight);
   };
-  const int partials = op.spread.partials(op.tree);
+  const SumTree tree = op.sums.tree;
+  const Spread spread = op.sums.spread;
   const auto emit = [&](const Sums<Rows, Tiles>& sums, int partial) {
 #pragma unroll
     for (int tile = 0; tile < Tiles; ++tile) {
@@ -303,7 +342,8 @@ __device__ void project(const Projection<Source>& op) {
       for (int octet = 0; octet < 2; ++octet) {
         const std::int64_t token = token_of(tile, octet);
         if (token >= op.tokens) continue;
-        float* out = op.partials + (token * partials + partial) * kPartialFloats<Rows>;
+        float* out =
+            op.sums.of(token, kPartialFloats<Rows>) + std::int64_t{partial} * kPartialFloats<Rows>;
 #pragma unroll
         for (int row_tile = 0; row_tile < Weight::kRowTiles; ++row_tile) {
           const int row = row_tile * 8 + lane % 4 * 2;
@@ -317,13 +357,13 @@ __device__ void project(const Projection<Source>& op) {
     }
   };
 
-  const int begin = static_cast<int>(blockIdx.y) * op.spread.block_chunks;
+  const int begin = static_cast<int>(blockIdx.y) * spread.block_chunks;
   fetch_weight(begin);
   if constexpr (OneChunk) {
     emit(add_chunk(begin, [] {}), begin);
   } else {
-    const int end = min(begin + op.spread.block_chunks, op.tree.chunks);
-    const bool keeps_total = op.spread.partial_chunks == op.tree.chunks;
+    const int end = min(begin + spread.block_chunks, tree.chunks);
+    const bool keeps_total = spread.partial_chunks == tree.chunks;
     Sums<Rows, Tiles> segment{};
     Sums<Rows, Tiles> total{};
     for (int chunk = begin; chunk < end; ++chunk) {
@@ -331,13 +371,13 @@ __device__ void project(const Projection<Source>& op) {
         if (chunk + 1 < end) fetch_weight(chunk + 1);  // on its way while this one is multiplied
       });
       __syncthreads();
-      if (chunk % op.tree.segment_chunks == 0) {
+      if (chunk % tree.segment_chunks == 0) {
         segment = sums;
       } else {
         segment.add(sums);
       }
-      if ((chunk + 1) % op.tree.segment_chunks != 0 && chunk + 1 != op.tree.chunks) continue;
-      const int index = chunk / op.tree.segment_chunks;
+      if ((chunk + 1) % tree.segment_chunks != 0 && chunk + 1 != tree.chunks) continue;
+      const int index = chunk / tree.segment_chunks;
       if (!keeps_total) {
         emit(segment, index);
       } else if (index == 0) {
@@ -361,28 +401,30 @@ template <class Architectures, int Rows, class Source, MessageText Text>
 void launch_projection(const Projection<Source>& op, cuda::stream_ref stream, const Text& what) {
   const auto launch = [&](auto kernel, int tokens, int threads) {
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>((op.tokens - 1) / tokens + 1),
-                          static_cast<unsigned>((op.tree.chunks - 1) / op.spread.block_chunks + 1));
+    config.gridDim =
+        dim3(static_cast<unsigned>((op.tokens - 1) / tokens + 1),
+             static_cast<unsigned>((op.sums.tree.chunks - 1) / op.sums.spread.block_chunks + 1));
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.stream = holdfast::detail::native(stream);
     holdfast::check(cudaLaunchKernelEx(&config, kernel, op), what);
   };
-  if (op.spread.partial_chunks != 1) {
+  if (op.sums.spread.partial_chunks != 1) {
     launch(project_kernel<Architectures, Rows, 1, 8, false, Source>, kManyTokensBlock, 8 * kWarp);
   } else {
     launch(project_kernel<Architectures, Rows, 1, 4, true, Source>, 4 * kTile, 4 * kWarp);
   }
 }
 
-/// The rest of the tree, for one token: the total of each mix and, last, of the squares, to
+/// The rest of the tree, for token `token`: the total of each mix and, last, of the squares, to
 /// `totals` in shared memory. By all `Threads` threads of a block, which may read them after it.
 template <int Rows, int Threads>
-__device__ void add_partials(const float* partials, const SumTree& tree, const Spread& spread,
+__device__ void add_partials(const PartialSums& sums, std::int64_t token,
                              float (&totals)[Rows + 1]) {
   constexpr int kSums = Rows + 1;
   __shared__ float segments[SumTree::kMaxSegments][kSums];
-  const int count = spread.partials(tree);
-  const int per_segment = spread.partial_chunks == 1 ? tree.segment_chunks : 1;
+  const float* partials = sums.of(token, kPartialFloats<Rows>);
+  const int count = sums.per_token();
+  const int per_segment = sums.spread.partial_chunks == 1 ? sums.tree.segment_chunks : 1;
   const int segment_count = (count - 1) / per_segment + 1;
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < segment_count * kSums; i += Threads) {
