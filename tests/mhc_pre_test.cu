@@ -8,15 +8,16 @@
 #include "holdfast/mhc/pre.cuh"
 #include "holdfast/mhc/pre_broadcast.cuh"
 
+#include "support/mhc_batches.hpp"
 #include "support/mhc_oracle.hpp"
 #include "support/mhc_rows.hpp"
+#include "support/refusal.hpp"
 #include "support/runtime.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <span>
 #include <string>
@@ -25,7 +26,6 @@
 
 namespace {
 
-using holdfast::ContractError;
 using holdfast::Rule;
 using holdfast::mhc::bf16;
 using holdfast::mhc::NormSquares;
@@ -147,6 +147,7 @@ double expect_right(const Problem& problem, const Pre& op, const Results& got,
     rms.add(want.mixes, token_of(got.mixes, t, kMixes));
     if (::testing::Test::HasFailure()) break;
   }
+  EXPECT_LE(rms.value(), test::mhc::kMixesBound);
   return rms.value();
 }
 
@@ -182,7 +183,7 @@ TEST_F(MhcPre, EveryHiddenAndModeAgainstTheOracle) {
                      ", " + to_string(mode));
         in.poison();
         test::run(mode, stream, [&] { pre(op, stream); });
-        (void)expect_right(in, op, in.results());
+        expect_right(in, op, in.results());
       }
     }
   }
@@ -192,7 +193,7 @@ TEST_F(MhcPre, RowsLongerThanAThreadKeeps) {
   // Above hidden 8192 a part of the row is collapsed twice.
   const Problem in = problem(1, 8216);
   pre(in.op(), stream);
-  (void)expect_right(in, in.op(), in.results());
+  expect_right(in, in.op(), in.results());
 }
 
 TEST_F(MhcPre, MixesKeepThePromise) {
@@ -203,7 +204,6 @@ TEST_F(MhcPre, MixesKeepThePromise) {
     const Problem in = problem(test::simulated() ? 16 : 64, hidden);
     pre(in.op(), stream);
     const double rms = expect_right(in, in.op(), in.results());
-    EXPECT_LE(rms, test::mhc::kMixesBound) << hidden;
     EXPECT_GT(rms, 0);
     RecordProperty("mixes_rel_rms_in_1e-9_" + std::to_string(hidden), std::lround(rms * 1e9));
   }
@@ -221,7 +221,7 @@ TEST_F(MhcPre, ConstantsAreTheCallers) {
     op.sinkhorn_iterations = iterations;
     in.poison();
     pre(op, stream);
-    (void)expect_right(in, op, in.results());
+    expect_right(in, op, in.results());
   }
 }
 
@@ -235,7 +235,7 @@ TEST_F(MhcPre, ZeroRowsAndTinyEps) {
   op.norm_eps = 1e-20F;
   pre(op, stream);
   const Results got = in.results();
-  (void)expect_right(in, op, got);
+  expect_right(in, op, got);
   for (const float mix : token_of(got.mixes, 1, kMixes)) EXPECT_EQ(mix, 0.0F);
   for (const std::uint16_t bits : token_of(got.layer_input, 1, 512)) EXPECT_EQ(bits & 0x7FFFU, 0U);
 }
@@ -253,38 +253,34 @@ TEST_F(MhcPre, StrongLogits) {
 // --- Bits
 
 TEST_F(MhcPre, ATokensBitsDoNotDependOnTheBatch) {
-  // All ways to spread the sums over blocks: by chunks, by one or more segments, whole.
-  const std::vector<std::int64_t> batches =
-      test::simulated() ? std::vector<std::int64_t>{1, 2, 7, 16, 17, 64, 257, 300}
-                        : std::vector<std::int64_t>{1,   2,   7,   8,   16,  17,   33,   64,   65,
-                                                    100, 128, 255, 256, 257, 1024, 4096, 16384};
-  for (const std::int64_t hidden : {std::int64_t{552}, std::int64_t{4096}}) {
+  // In the workspace of the largest batch.
+  for (const std::int64_t hidden : {552, 4096}) {
     if (test::simulated() && hidden > 600) continue;
-    const auto width = static_cast<std::size_t>(kStreams * hidden);
-    const Weights w = test::mhc::make_weights(width, static_cast<std::size_t>(hidden), 14);
-    const std::vector<float> all =
-        test::mhc::make_activations(static_cast<std::size_t>(batches.back()) * width, 15);
-    const Problem whole(w, all, hidden);
+    const std::vector<std::int64_t> batches = test::mhc::batches();
+    const std::int64_t most = batches.back();
+    const Problem whole = problem(most, hidden, 0, true, 14);
     pre(whole.op(), stream);
     const Results want = whole.results();
-    (void)expect_right(whole, whole.op(), want, test::simulated() ? 50 : 997);
+    expect_right(whole, whole.op(), want, most / 16);
     for (const std::int64_t tokens : batches) {
-      for (const std::int64_t first : {std::int64_t{0}, batches.back() - tokens}) {
-        const auto begin = all.begin() + first * static_cast<std::int64_t>(width);
-        const Problem part(w, {begin, begin + tokens * static_cast<std::int64_t>(width)}, hidden);
+      for (const std::int64_t first : {std::int64_t{0}, most - tokens}) {
+        const auto part = [&](const auto& view) { return test::mhc::part(view, first, tokens); };
+        Pre op = whole.op();
+        op.residual = part(op.residual);
+        op.post = part(op.post);
+        op.comb = part(op.comb);
+        op.layer_input = part(op.layer_input);
+        op.mixes = part(op.mixes);
         for (const test::Mode mode : test::kModes) {
-          if (test::simulated() && mode != test::kModes[0] && tokens > 17) continue;
-          part.poison();
-          test::run(mode, stream, [&] { pre(part.op(), stream); });
-          const Results got = part.results();
-          const auto same = [&](const auto& a, const auto& b, std::int64_t length) {
-            return std::ranges::equal(
-                a, std::span(b).subspan(static_cast<std::size_t>(first * length), a.size()));
-          };
-          EXPECT_TRUE(same(got.post, want.post, kStreams)) << tokens << ' ' << first;
-          EXPECT_TRUE(same(got.comb, want.comb, 16)) << tokens << ' ' << first;
-          EXPECT_TRUE(same(got.mixes, want.mixes, kMixes)) << tokens << ' ' << first;
-          EXPECT_TRUE(same(got.layer_input, want.layer_input, hidden)) << tokens << ' ' << first;
+          if (test::simulated() && mode == test::Mode::captured && tokens > 17) continue;
+          SCOPED_TRACE(std::to_string(tokens) + " tokens from " + std::to_string(first) + ", " +
+                       to_string(mode));
+          whole.poison();
+          test::run(mode, stream, [&] { pre(op, stream); });
+          EXPECT_TRUE(test::mhc::same_bits(op.post, want.post, first));
+          EXPECT_TRUE(test::mhc::same_bits(op.comb, want.comb, first));
+          EXPECT_TRUE(test::mhc::same_bits(op.layer_input, want.layer_input, first));
+          EXPECT_TRUE(test::mhc::same_bits(op.mixes, want.mixes, first));
         }
       }
     }
@@ -292,27 +288,16 @@ TEST_F(MhcPre, ATokensBitsDoNotDependOnTheBatch) {
 }
 
 TEST_F(MhcPre, EverySpreadGivesTheSameBits) {
-  // Whatever a launch chooses: the kernels for each, on the same 140 tokens.
   const Problem in = problem(140, 1064);
   const Pre op = in.op();
   pre(op, stream);
   const Results want = in.results();
-  using namespace holdfast::mhc::detail;  // NOLINT(google-build-using-namespace)
-  const SumTree tree = SumTree::of(1064);
-  ASSERT_EQ(tree.chunks, 34);
-  ASSERT_EQ(tree.segment_chunks, 3);
-  const DeviceArray<float> partials(140 * 34 * kPartialFloats<kMixes>);
-  for (const Spread spread :
-       {Spread{1, 1}, Spread{3, 3}, Spread{6, 3}, Spread{15, 3}, Spread{36, 34}}) {
-    in.poison();
-    partials.poison();
-    const PartialSums sums{partials.data(), tree, spread};
-    const auto what = [] { return std::string("every spread"); };
-    launch_projection<holdfast::detail::CompiledFor, kMixes>(
-        Projection<ResidualSource>{{op.residual}, op.fn.data(), sums, 140, 1064}, stream, what);
-    launch_collapse<holdfast::detail::CompiledFor>(collapse_of(op, sums), stream, what);
-    EXPECT_TRUE(in.results() == want) << spread.block_chunks << ' ' << spread.partial_chunks;
-  }
+  in.poison();
+  test::mhc::run_every_spread<kMixes>(op, holdfast::mhc::detail::ResidualSource{op.residual}, 140,
+                                      stream, [&](const std::string& what) {
+                                        EXPECT_TRUE(in.results() == want) << what;
+                                        in.poison();
+                                      });
 }
 
 TEST_F(MhcPre, RunToRunTheBitsAreTheSame) {
@@ -345,7 +330,7 @@ TEST_F(MhcPre, AgreesWithPreBroadcastOnEqualStreams) {
   const Pre op = in.op();
   pre(op, stream);
   const Results got = in.results();
-  (void)expect_right(in, op, got);
+  expect_right(in, op, got);
 
   const DeviceArray<float> summed(test::mhc::stream_sum(w.fn, 256));
   const Rows<std::uint16_t> x_rows(to_bits(x), hidden, 0);
@@ -401,21 +386,18 @@ TEST_F(MhcPre, RowsMayLieApart) {
 }
 
 TEST_F(MhcPre, OffsetsBeyondTheReachOfInt32) {
-  // Two tokens 2^31 elements apart.
   if (test::simulated()) GTEST_SKIP() << "needs 4 GiB of device memory";
-  const std::int64_t stride = (std::int64_t{1} << 31) + 64;
-  const Problem in = problem(2, 64);
-  const DeviceArray<std::uint16_t> wide(static_cast<std::size_t>(stride + 256));
-  for (std::int64_t t = 0; t < 2; ++t) {
-    test::ok(cudaMemcpy(wide.data() + t * stride, in.op().residual.row(t), 512,
-                        cudaMemcpyDeviceToDevice));
+  for (const std::int64_t tokens : {2, 257}) {
+    const Problem in = problem(tokens, 520);
+    const Pre near = in.op();
+    test::mhc::FarRows rows(tokens);
+    Pre op = near;
+    op.residual = rows.far(near.residual);
+    op.layer_input = rows.far(near.layer_input);
+    pre(op, stream);
+    test::mhc::FarRows::copy(op.layer_input, near.layer_input);
+    expect_right(in, op, in.results());
   }
-  test::ok(cudaDeviceSynchronize());
-  Pre op = in.op();
-  op.residual = holdfast::mhc::Residual<const bf16>{reinterpret_cast<bf16*>(wide.data()), 2, 64}
-                    .with_row_stride(stride);
-  pre(op, stream);
-  (void)expect_right(in, op, in.results());
 }
 
 TEST_F(MhcPre, NoTokensLaunchNothing) {
@@ -423,6 +405,10 @@ TEST_F(MhcPre, NoTokensLaunchNothing) {
   const test::Graph graph(stream, [&] { pre(in.op(), stream); });
   EXPECT_EQ(graph.nodes(), 0U);
   EXPECT_EQ(holdfast::mhc::pre_workspace_bytes(0, 64), 0U);
+}
+
+TEST_F(MhcPre, AWorkspaceServesEverySmallerBatch) {
+  test::mhc::expect_enough_for_smaller_batches<kMixes>(&holdfast::mhc::pre_workspace_bytes);
 }
 
 // --- Refusals
@@ -438,18 +424,9 @@ TEST_F(MhcPre, RefusesWhatIsNotTheOp) {
     spoil(op);
     in.poison();
     const Results before = in.results();
-    try {
-      pre(op, stream);
-      ADD_FAILURE() << "accepted";
-    } catch (const ContractError& error) {
-      EXPECT_EQ(error.rule(), rule) << error.what();
-      EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find("mhc::pre of"), std::string::npos) << error.what();
-    }
+    test::expect_refused(rule, "mhc::pre of", text, [&] { pre(op, stream); });
     test::ok(cudaStreamSynchronize(stream));
-    const Results after = in.results();
-    EXPECT_EQ(std::memcmp(before.post.data(), after.post.data(), before.post.size() * 4), 0);
-    EXPECT_EQ(before.layer_input, after.layer_input);
+    EXPECT_TRUE(in.results() == before);
   };
   for (const std::int64_t wrong : {0, 4, 7, 12, 1 << 21}) {
     refused(Rule::unsupported_shape, "hidden must be a multiple of 8", [&](Pre& op) {
@@ -501,6 +478,8 @@ TEST_F(MhcPre, RefusesWhatIsNotTheOp) {
     refused(Rule::invalid_parameter, "norm_eps", [&](Pre& op) { op.norm_eps = wrong; });
     refused(Rule::invalid_parameter, "sinkhorn_eps", [&](Pre& op) { op.sinkhorn_eps = wrong; });
   }
+  refused(Rule::invalid_parameter, "rms_eps is -9.99999968e-21; expected a finite number of at",
+          [](Pre& op) { op.rms_eps = -1e-20F; });
   refused(Rule::invalid_parameter, "post_mult", [](Pre& op) { op.post_mult = std::nanf(""); });
 }
 

@@ -8,6 +8,7 @@
 
 #include "holdfast/mhc/head.cuh"
 #include "holdfast/mhc/post.cuh"
+#include "holdfast/mhc/post_pre.cuh"
 #include "holdfast/mhc/pre.cuh"
 #include "holdfast/mhc/pre_broadcast.cuh"
 #include "holdfast/relayout.cuh"

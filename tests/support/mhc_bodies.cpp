@@ -8,6 +8,7 @@ namespace test {
 using holdfast::mhc::kMixes;
 using holdfast::mhc::kStreams;
 using holdfast::mhc::detail::Collapse;
+using holdfast::mhc::detail::MixSource;
 using holdfast::mhc::detail::Projection;
 using holdfast::mhc::detail::ResidualSource;
 
@@ -24,6 +25,8 @@ void run_project(dim3 grid, dim3 block, const Projection<Source>& op) {
 }
 template void run_project<kMixes, 1, 4, true>(dim3, dim3, const Projection<ResidualSource>&);
 template void run_project<kMixes, 1, 8, false>(dim3, dim3, const Projection<ResidualSource>&);
+template void run_project<kMixes, 1, 4, true>(dim3, dim3, const Projection<MixSource>&);
+template void run_project<kMixes, 1, 8, false>(dim3, dim3, const Projection<MixSource>&);
 template void run_project<kStreams, 1, 4, true>(dim3, dim3, const Projection<ResidualSource>&);
 template void run_project<kStreams, 1, 8, false>(dim3, dim3, const Projection<ResidualSource>&);
 

@@ -6,6 +6,7 @@
 /// The mHC kernels on the host, thread for thread.
 
 #include <holdfast/mhc/head.cuh>
+#include <holdfast/mhc/post_pre.cuh>
 #include <holdfast/mhc/pre.cuh>
 #include <holdfast/mhc/pre_broadcast.cuh>
 

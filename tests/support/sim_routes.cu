@@ -64,6 +64,7 @@ void route_mhc() {
   using holdfast::detail::CompiledFor;
   using holdfast::mhc::kMixes;
   using holdfast::mhc::kStreams;
+  using holdfast::mhc::detail::MixSource;
   using holdfast::mhc::detail::ResidualSource;
   sim::route_kernel(&holdfast::mhc::detail::pre_broadcast_kernel<CompiledFor>,
                     [](dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast& op) {
@@ -72,6 +73,8 @@ void route_mhc() {
   test::route_work<holdfast::mhc::detail::PostWork>();
   route_projection<kMixes, 1, 4, true, ResidualSource>();
   route_projection<kMixes, 1, 8, false, ResidualSource>();
+  route_projection<kMixes, 1, 4, true, MixSource>();
+  route_projection<kMixes, 1, 8, false, MixSource>();
   route_projection<kStreams, 1, 4, true, ResidualSource>();
   route_projection<kStreams, 1, 8, false, ResidualSource>();
   route_collapse<kMixes>();

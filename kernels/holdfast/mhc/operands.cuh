@@ -15,6 +15,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 #include <type_traits>
 
@@ -130,8 +131,10 @@ class Operands {
   /// \throws ContractError invalid_parameter.
   void add_constant(const char* name, float value, float least) const {
     expects(std::isfinite(value) && value >= least, Rule::invalid_parameter, [&] {
-      return subject() + ": " + name + " is " + std::to_string(value) +
-             "; expected a finite number of at least " + std::to_string(least);
+      char numbers[96];  // std::to_string would print 1e-20 as 0.000000
+      (void)std::snprintf(numbers, sizeof numbers,
+                          "%.9g; expected a finite number of at least %.9g", value, least);
+      return subject() + ": " + name + " is " + numbers;
     });
   }
 

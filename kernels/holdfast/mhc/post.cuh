@@ -67,6 +67,22 @@ struct Mixing {
   }
 };
 
+/// kWidth elements from `h` of each new stream of a token: computed and written.
+__host__ __device__ inline void mix_streams(const Post& op, const Mixing& mixing,
+                                            std::int64_t token, std::int64_t h,
+                                            Values (&streams)[kStreams]) {
+  const std::int64_t hidden = op.x.extent(1);
+  const bf16* row = op.residual.row(token) + h;
+  Values old[kStreams];
+  for (int i = 0; i < kStreams; ++i) old[i] = holdfast::detail::load<kWidth>(row + i * hidden);
+  const Values x = holdfast::detail::load<kWidth>(op.x.row(token) + h);
+  bf16* out = op.residual_out.row(token) + h;
+  for (int j = 0; j < kStreams; ++j) {
+    streams[j] = mixing.stream(j, x, old);
+    holdfast::detail::store(out + j * hidden, streams[j]);
+  }
+}
+
 /// An item is kWidth hidden of one token.
 struct PostWork {
   using Index = std::int64_t;
@@ -82,16 +98,8 @@ struct PostWork {
     return {Mixing::of(op, row), row};
   }
   __host__ __device__ void operator()(const Line& line, Index column) const {
-    const Index at = column * kWidth;
-    const Index hidden = columns * kWidth;
-    const bf16* row = op.residual.row(line.token) + at;
-    Values old[kStreams];
-    for (int i = 0; i < kStreams; ++i) old[i] = holdfast::detail::load<kWidth>(row + i * hidden);
-    const Values x = holdfast::detail::load<kWidth>(op.x.row(line.token) + at);
-    bf16* out = op.residual_out.row(line.token) + at;
-    for (int j = 0; j < kStreams; ++j) {
-      holdfast::detail::store(out + j * hidden, line.mixing.stream(j, x, old));
-    }
+    Values streams[kStreams];
+    mix_streams(op, line.mixing, line.token, column * kWidth, streams);
   }
 };
 
