@@ -22,12 +22,13 @@ class Chain {
   /// `enqueue(i)` puts node i on the stream.
   Chain(const Stream& stream, int nodes, const std::function<void(int)>& enqueue)
       : stream_(stream), nodes_(nodes) {
-    check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
+    throw_on_error(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal),
+                   "capture");
     for (int i = 0; i < nodes; ++i) enqueue(i);
     cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream.get(), &graph), "end of the capture");
-    check(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
-    check(cudaGraphDestroy(graph), "destroy the graph");
+    throw_on_error(cudaStreamEndCapture(stream.get(), &graph), "end of the capture");
+    throw_on_error(cudaGraphInstantiate(&exec_, graph, 0), "instantiate");
+    throw_on_error(cudaGraphDestroy(graph), "destroy the graph");
   }
   ~Chain() { (void)cudaGraphExecDestroy(exec_); }
   Chain(const Chain&) = delete;
@@ -35,9 +36,10 @@ class Chain {
 
   /// Seconds of one node.
   [[nodiscard]] double sample() const {
-    check(cudaGraphLaunch(exec_, stream_.get()), "replay");  // keeps the GPU busy meanwhile
+    throw_on_error(cudaGraphLaunch(exec_, stream_.get()),
+                   "replay");  // keeps the GPU busy meanwhile
     begin_.record(stream_);
-    check(cudaGraphLaunch(exec_, stream_.get()), "replay");
+    throw_on_error(cudaGraphLaunch(exec_, stream_.get()), "replay");
     end_.record(stream_);
     stream_.wait();
     return end_.seconds_since(begin_) / nodes_;

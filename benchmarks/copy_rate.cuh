@@ -52,7 +52,7 @@ void copy(const Array<float>& from, const Array<float>& to, const Stream& stream
   constexpr unsigned kBlocks = kCopyBytes / sizeof(float4) / 256 / Each;
   copy_kernel<Each, Streaming><<<kBlocks, 256, 0, stream.get()>>>(
       reinterpret_cast<const float4*>(from.data()), reinterpret_cast<float4*>(to.data()));
-  check(cudaGetLastError(), "launch of the copy");
+  throw_on_error(cudaGetLastError(), "launch of the copy");
 }
 
 inline Result measure_copy_rate() {

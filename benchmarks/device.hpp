@@ -22,14 +22,14 @@ namespace holdfast::bench {
 
 class Stream {
  public:
-  Stream() { check(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "stream"); }
+  Stream() { throw_on_error(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking), "stream"); }
   ~Stream() { (void)cudaStreamDestroy(handle_); }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
 
   [[nodiscard]] cudaStream_t get() const { return handle_; }
   [[nodiscard]] cuda::stream_ref ref() const { return cuda::stream_ref{handle_}; }
-  void wait() const { check(cudaStreamSynchronize(handle_), "synchronise the stream"); }
+  void wait() const { throw_on_error(cudaStreamSynchronize(handle_), "synchronise the stream"); }
 
  private:
   cudaStream_t handle_ = nullptr;
@@ -37,18 +37,18 @@ class Stream {
 
 class Event {
  public:
-  Event() { check(cudaEventCreate(&handle_), "event"); }
+  Event() { throw_on_error(cudaEventCreate(&handle_), "event"); }
   ~Event() { (void)cudaEventDestroy(handle_); }
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
   void record(const Stream& stream) const {
-    check(cudaEventRecord(handle_, stream.get()), "event");
+    throw_on_error(cudaEventRecord(handle_, stream.get()), "event");
   }
   /// Seconds from `earlier` to this one; both have happened.
   [[nodiscard]] double seconds_since(const Event& earlier) const {
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, earlier.handle_, handle_), "elapsed time");
+    throw_on_error(cudaEventElapsedTime(&milliseconds, earlier.handle_, handle_), "elapsed time");
     return milliseconds * 1e-3;
   }
 
@@ -61,7 +61,7 @@ template <class T>
 class Array {
  public:
   explicit Array(std::size_t count) : count_(count) {
-    check(cudaMalloc(&data_, std::max(bytes(), std::size_t{1})), "memory of a benchmark");
+    throw_on_error(cudaMalloc(&data_, std::max(bytes(), std::size_t{1})), "memory of a benchmark");
     poison();
   }
   explicit Array(const std::vector<T>& values) : Array(values.size()) { upload(values); }
@@ -78,26 +78,27 @@ class Array {
 
   /// Every byte 0xFF: NaN as f32 and bf16.
   void poison() const {
-    check(cudaDeviceSynchronize(), "synchronise");
-    check(cudaMemset(data_, 0xFF, bytes()), "poison");
-    check(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(cudaMemset(data_, 0xFF, bytes()), "poison");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
   }
   /// \throws ContractError unless there is a value for each element.
   void upload(const std::vector<T>& values) const {
-    expects(values.size() == count_, Rule::shape_mismatch, [&] {
+    throw_unless(values.size() == count_, Rule::shape_mismatch, [&] {
       return "upload of " + std::to_string(values.size()) + " values to memory for " +
              std::to_string(count_);
     });
-    check(cudaDeviceSynchronize(), "synchronise");
-    check(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), "upload");
-    check(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), "upload");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
   }
   /// The first `count` elements.
   [[nodiscard]] std::vector<T> download(std::size_t count) const {
     std::vector<T> values(std::min(count, count_));
-    check(cudaDeviceSynchronize(), "synchronise");
-    check(cudaMemcpy(values.data(), data_, values.size() * sizeof(T), cudaMemcpyDeviceToHost),
-          "download");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(
+        cudaMemcpy(values.data(), data_, values.size() * sizeof(T), cudaMemcpyDeviceToHost),
+        "download");
     return values;
   }
   [[nodiscard]] std::vector<T> download() const { return download(count_); }
@@ -126,14 +127,14 @@ template <class T>
   const auto version = [](int number) {
     return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
   };
-  check(cudaSetDeviceFlags(cudaDeviceScheduleSpin), "wait by spinning");
-  check(cudaSetDevice(0), "device 0");
+  throw_on_error(cudaSetDeviceFlags(cudaDeviceScheduleSpin), "wait by spinning");
+  throw_on_error(cudaSetDevice(0), "device 0");
   cudaDeviceProp device{};
-  check(cudaGetDeviceProperties(&device, 0), "properties of device 0");
+  throw_on_error(cudaGetDeviceProperties(&device, 0), "properties of device 0");
   int driver = 0;
   int runtime = 0;
-  check(cudaDriverGetVersion(&driver), "version of the driver");
-  check(cudaRuntimeGetVersion(&runtime), "version of the runtime");
+  throw_on_error(cudaDriverGetVersion(&driver), "version of the driver");
+  throw_on_error(cudaRuntimeGetVersion(&runtime), "version of the runtime");
   return {
       {"device", device.name},
       {"multiprocessors", std::to_string(device.multiProcessorCount)},

@@ -54,7 +54,7 @@
 
 namespace {
 
-using holdfast::check;
+using holdfast::throw_on_error;
 using holdfast::bench::add;
 using holdfast::bench::Array;
 using holdfast::bench::Chain;
@@ -216,11 +216,12 @@ class Sets {
     for (const Input& input : inputs_) {
       const std::size_t uploaded = std::min(input.values.size(), input.bytes);
       std::byte* data = memory_->data() + input.offset;
-      check(cudaMemcpy(data, input.values.data(), uploaded, cudaMemcpyHostToDevice), "upload");
+      throw_on_error(cudaMemcpy(data, input.values.data(), uploaded, cudaMemcpyHostToDevice),
+                     "upload");
       repeat(data, uploaded, input.bytes);
     }
     repeat(memory_->data(), bytes_, bytes_ * count_);
-    check(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
   }
   [[nodiscard]] int count() const { return static_cast<int>(count_); }
 
@@ -234,19 +235,20 @@ class Sets {
   template <class T>
   [[nodiscard]] std::vector<T> download(const Tensor<T>& tensor) const {
     std::vector<T> values(distinct() * tensor.row);
-    check(cudaDeviceSynchronize(), "synchronise");
-    check(cudaMemcpy(values.data(), set(0)(tensor), values.size() * sizeof(T),
-                     cudaMemcpyDeviceToHost),
-          "download");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(cudaMemcpy(values.data(), set(0)(tensor), values.size() * sizeof(T),
+                              cudaMemcpyDeviceToHost),
+                   "download");
     return values;
   }
 
   /// The results of the first set become NaN.
   void poison_results() const {
     for (const Rows& rows : results_) {
-      check(cudaMemset(memory_->data() + rows.offset, 0xFF, tokens_ * rows.bytes), "poison");
+      throw_on_error(cudaMemset(memory_->data() + rows.offset, 0xFF, tokens_ * rows.bytes),
+                     "poison");
     }
-    check(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
   }
 
   /// Whether all sets have the same results, and tokens that are the same have. Empty, or what is
@@ -260,7 +262,7 @@ class Sets {
       count_differences<<<1024, 256>>>(
           reinterpret_cast<const uint4*>(a), reinterpret_cast<const uint4*>(a + distance),
           row / sizeof(uint4), rows, pitch / sizeof(uint4), differing.data());
-      check(cudaGetLastError(), "launch of the comparison");
+      throw_on_error(cudaGetLastError(), "launch of the comparison");
     };
     for (const Rows& rows : results_) {
       const std::size_t period = distinct() * rows.bytes;
@@ -300,9 +302,9 @@ class Sets {
   /// Fills `bytes` at `data` with the first `period` over and over.
   static void repeat(std::byte* data, std::size_t period, std::size_t bytes) {
     for (std::size_t filled = period; filled < bytes; filled *= 2) {
-      check(cudaMemcpy(data + filled, data, std::min(filled, bytes - filled),
-                       cudaMemcpyDeviceToDevice),
-            "repeat");
+      throw_on_error(cudaMemcpy(data + filled, data, std::min(filled, bytes - filled),
+                                cudaMemcpyDeviceToDevice),
+                     "repeat");
     }
   }
 

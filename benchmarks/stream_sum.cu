@@ -40,7 +40,7 @@
 
 namespace {
 
-using holdfast::check;
+using holdfast::throw_on_error;
 using holdfast::bench::add;
 using holdfast::bench::Array;
 using holdfast::bench::Chain;
@@ -94,7 +94,7 @@ Result measure_sums(std::int64_t rows, std::int64_t hidden, int sets, int nodes)
     sources.back().upload(weights(rows, hidden, static_cast<std::uint32_t>(set)));
     results.emplace_back(static_cast<std::size_t>(rows * hidden));
   }
-  check(cudaDeviceSynchronize(), "synchronise");
+  throw_on_error(cudaDeviceSynchronize(), "synchronise");
   const Chain chain(stream, nodes, [&](int node) {
     const auto set = static_cast<std::size_t>(node % sets);
     const float* source = sources[set].data();
@@ -144,7 +144,7 @@ Result measure_finalize(std::int64_t hidden) {
   holdfast::StableBuffer<float> buffer{"benchmark", memory};
   const holdfast::StreamSum<float> recipe{view};
   const auto time = [&stream](const auto& enqueue) {  // until the call returns, until it is done
-    check(cudaDeviceSynchronize(), "synchronise");
+    throw_on_error(cudaDeviceSynchronize(), "synchronise");
     const auto begin = Clock::now();
     enqueue();
     const auto returned = Clock::now();
@@ -166,8 +166,9 @@ Result measure_finalize(std::int64_t hidden) {
     result.counters["bare_launch_done_us"].push_back(bare_done * 1e6);
   }
   std::vector<float> got(values.size() / kStreams);
-  check(cudaMemcpy(got.data(), buffer.data(), got.size() * sizeof(float), cudaMemcpyDeviceToHost),
-        "download");
+  throw_on_error(
+      cudaMemcpy(got.data(), buffer.data(), got.size() * sizeof(float), cudaMemcpyDeviceToHost),
+      "download");
   if (!same_bytes(got, sums(values, kRows, hidden))) result.error = "the sum is wrong";
   return result;
 }

@@ -1,7 +1,7 @@
 # SPDX-FileCopyrightText: The holdfast authors
 # SPDX-License-Identifier: Apache-2.0
 
-# Every header compiles on its own, twice over, in one generated source file. CMake's VERIFY_INTERFACE_HEADER_SETS
+# Every header compiles on its own, twice over, in one generated source file, and all of them behind macros. CMake's VERIFY_INTERFACE_HEADER_SETS
 # would do, but it skips .cuh.
 
 # holdfast_header_sources(<out> <root> <header suffix> <source suffix>)
@@ -19,12 +19,36 @@ function(holdfast_header_sources out root header_suffix source_suffix)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
+# holdfast_macro_source(<out> <root> <header suffix> <umbrella header> <source suffix>): the umbrella behind macros that
+# projects define with the names of functions. Every header of others comes first: theirs need not bear such macros.
+function(holdfast_macro_source out root header_suffix umbrella source_suffix)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/include/*.hpp" "${root}/*.${header_suffix}")
+  set(lines)
+  foreach(header IN LISTS headers)
+    file(STRINGS "${header}" includes REGEX "^ *# *include <")
+    list(APPEND lines ${includes})
+  endforeach()
+  list(REMOVE_DUPLICATES lines)
+  foreach(name check expects ensures verify require assert_that min max CHECK EXPECT REQUIRE ASSERT VERIFY)
+    list(APPEND lines "#undef ${name}" "#define ${name}(...) static_assert(false, \"a macro of the including project\")")
+  endforeach()
+  list(APPEND lines "#include \"${umbrella}\"")
+  list(JOIN lines "\n" text)
+  set(source "${CMAKE_CURRENT_BINARY_DIR}/headers/behind_macros.${source_suffix}")
+  file(CONFIGURE OUTPUT "${source}" CONTENT "${text}\n")
+  set(${out} "${source}" PARENT_SCOPE)
+endfunction()
+
 holdfast_header_sources(host_header_sources "${PROJECT_SOURCE_DIR}/include" hpp cpp)
+holdfast_macro_source(host_macro_source "${PROJECT_SOURCE_DIR}/include" hpp holdfast/holdfast.hpp cpp)
+list(APPEND host_header_sources "${host_macro_source}")
 add_library(holdfast.headers.host OBJECT ${host_header_sources})
 target_link_libraries(holdfast.headers.host PRIVATE holdfast::holdfast holdfast.flags)
 target_compile_options(holdfast.headers.host PRIVATE -Werror)
 
 holdfast_header_sources(cuda_header_sources "${PROJECT_SOURCE_DIR}/kernels" cuh cu)
+holdfast_macro_source(cuda_macro_source "${PROJECT_SOURCE_DIR}/kernels" cuh holdfast/kernels.cuh cu)
+list(APPEND cuda_header_sources "${cuda_macro_source}")
 add_library(holdfast.headers.cuda OBJECT ${cuda_header_sources})
 target_link_libraries(holdfast.headers.cuda PRIVATE holdfast::kernels holdfast.flags)
 

@@ -148,6 +148,16 @@ TEST(AddressLedger, ForgettingARetiredEntryDoesNotUndoItsHistory) {
   EXPECT_EQ(names(ledger.retired()), Names{"a"});
 }
 
+TEST(AddressLedger, NoBytesOverlapNothing) {
+  AddressLedger ledger;
+  const auto entry = ledger.enter(range("a", 0x1000));
+  const auto at = [](std::uintptr_t address) { return reinterpret_cast<const void*>(address); };
+  for (const std::uintptr_t address : {0xFFFU, 0x1000U, 0x1001U}) {
+    EXPECT_FALSE(ledger.find_overlap(at(address), 0)) << address;
+  }
+  EXPECT_TRUE(ledger.find_overlap(at(0x1001), 1));  // and one byte does
+}
+
 TEST(AddressLedger, ForgettingOneRangeLeavesItsNeighbours) {
   AddressLedger ledger;
   const auto a = ledger.enter(range("a"));

@@ -19,14 +19,14 @@
 
 namespace {
 
-using holdfast::check;
 using holdfast::ContractError;
 using holdfast::CudaError;
-using holdfast::expects;
 using holdfast::OutOfMemory;
 using holdfast::Reason;
 using holdfast::RefitError;
 using holdfast::Rule;
+using holdfast::throw_on_error;
+using holdfast::throw_unless;
 
 const std::vector<std::pair<Rule, std::string>> kRules{
     {Rule::null_pointer, "null_pointer"},
@@ -91,7 +91,7 @@ TEST(Error, ValuesOutsideTheEnumerationsAreUnknown) {
 TEST(Error, ABrokenExpectationThrowsItsRule) {
   for (const auto& [rule, name] : kRules) {
     try {
-      expects(false, rule, "text");
+      throw_unless(false, rule, "text");
       ADD_FAILURE() << name << " was not thrown";
     } catch (const ContractError& error) {
       EXPECT_EQ(error.rule(), rule);
@@ -100,14 +100,14 @@ TEST(Error, ABrokenExpectationThrowsItsRule) {
 }
 
 TEST(Error, AKeptExpectationThrowsNothing) {
-  EXPECT_NO_THROW(expects(true, Rule::moved_from, "text"));
+  EXPECT_NO_THROW(throw_unless(true, Rule::moved_from, "text"));
 }
 
 TEST(Error, AContractMessageHasTextCallSiteAndRule) {
   int line = 0;
   const std::string message = message_of([&line] {
     line = __LINE__ + 1;
-    expects(false, Rule::misaligned, "buffer 'b': odd");
+    throw_unless(false, Rule::misaligned, "buffer 'b': odd");
   });
   EXPECT_TRUE(contains(message, "buffer 'b': odd")) << message;
   EXPECT_TRUE(contains(message, "error_test.cpp:" + std::to_string(line))) << message;
@@ -116,7 +116,7 @@ TEST(Error, AContractMessageHasTextCallSiteAndRule) {
 
 TEST(Error, TextMayBeAnythingThatIsOrBuildsAString) {
   const auto message = [](const auto& text) {
-    return message_of([&] { expects(false, Rule::read_only, text); });
+    return message_of([&] { throw_unless(false, Rule::read_only, text); });
   };
   const char* pointer = "the text";
   EXPECT_TRUE(contains(message("the text"), "the text ("));
@@ -129,14 +129,14 @@ TEST(Error, TextMayBeAnythingThatIsOrBuildsAString) {
 
 TEST(Error, TextIsBuiltOnceForABrokenExpectation) {
   int built = 0;
-  EXPECT_THROW(expects(false, Rule::read_only, [&] { return std::to_string(++built); }),
+  EXPECT_THROW(throw_unless(false, Rule::read_only, [&] { return std::to_string(++built); }),
                ContractError);
   EXPECT_EQ(built, 1);
 }
 
 TEST(Error, TextIsNotBuiltForAKeptExpectation) {
   int built = 0;
-  expects(true, Rule::read_only, [&] { return std::to_string(++built); });
+  throw_unless(true, Rule::read_only, [&] { return std::to_string(++built); });
   EXPECT_EQ(built, 0);
 }
 
@@ -160,7 +160,7 @@ TEST(Error, ARefitErrorKeepsReasonAndMessage) {
   EXPECT_STREQ(error.what(), "set 'policy' is busy");
 }
 
-// --- check(), which reads and clears the thread's last error
+// --- throw_on_error(), which reads and clears the thread's last error
 
 class CudaCheck : public test::Cuda {
  protected:
@@ -168,17 +168,18 @@ class CudaCheck : public test::Cuda {
   static void leave_invalid_device() { ASSERT_EQ(cudaSetDevice(1 << 20), cudaErrorInvalidDevice); }
 };
 
-TEST_F(CudaCheck, ThrowsNothingForSuccess) { EXPECT_NO_THROW(check(cudaSuccess, "text")); }
+TEST_F(CudaCheck, ThrowsNothingForSuccess) { EXPECT_NO_THROW(throw_on_error(cudaSuccess, "text")); }
 
 TEST_F(CudaCheck, TextIsNotBuiltForSuccess) {
   int built = 0;
-  check(cudaSuccess, [&] { return std::to_string(++built); });
+  throw_on_error(cudaSuccess, [&] { return std::to_string(++built); });
   EXPECT_EQ(built, 0);
 }
 
 TEST_F(CudaCheck, TextIsBuiltOnceForAFailure) {
   int built = 0;
-  EXPECT_THROW(check(cudaErrorInvalidValue, [&] { return std::to_string(++built); }), CudaError);
+  EXPECT_THROW(throw_on_error(cudaErrorInvalidValue, [&] { return std::to_string(++built); }),
+               CudaError);
   EXPECT_EQ(built, 1);
 }
 
@@ -187,7 +188,7 @@ TEST_F(CudaCheck, AFailureThrowsItsCode) {
        {cudaErrorInvalidValue, cudaErrorInvalidDevice, cudaErrorNotSupported,
         cudaErrorStreamCaptureUnsupported, cudaErrorUnknown}) {
     try {
-      check(code, "text");
+      throw_on_error(code, "text");
       ADD_FAILURE() << code << " was not thrown";
     } catch (const OutOfMemory&) {
       ADD_FAILURE() << code << " is not a lack of memory";
@@ -199,7 +200,7 @@ TEST_F(CudaCheck, AFailureThrowsItsCode) {
 
 TEST_F(CudaCheck, ALackOfMemoryThrowsOutOfMemory) {
   try {
-    check(cudaErrorMemoryAllocation, "text");
+    throw_on_error(cudaErrorMemoryAllocation, "text");
     ADD_FAILURE() << "nothing was thrown";
   } catch (const OutOfMemory& error) {
     EXPECT_EQ(error.code(), cudaErrorMemoryAllocation);
@@ -208,7 +209,8 @@ TEST_F(CudaCheck, ALackOfMemoryThrowsOutOfMemory) {
 
 TEST_F(CudaCheck, AMessageHasTextCallSiteNumberAndBothNamesOfTheError) {
   const int line = __LINE__ + 1;
-  const std::string message = message_of([] { check(cudaErrorInvalidDevice, "freeing 'b'"); });
+  const std::string message =
+      message_of([] { throw_on_error(cudaErrorInvalidDevice, "freeing 'b'"); });
   EXPECT_TRUE(contains(message, "freeing 'b'")) << message;
   EXPECT_TRUE(contains(message, "error_test.cpp:" + std::to_string(line))) << message;
   EXPECT_TRUE(contains(message, "cudaErrorInvalidDevice")) << message;
@@ -218,19 +220,19 @@ TEST_F(CudaCheck, AMessageHasTextCallSiteNumberAndBothNamesOfTheError) {
 
 TEST_F(CudaCheck, AFailureDoesNotStayBehindAsLastError) {
   leave_invalid_device();
-  EXPECT_THROW(check(cudaErrorInvalidDevice, "text"), CudaError);
+  EXPECT_THROW(throw_on_error(cudaErrorInvalidDevice, "text"), CudaError);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 TEST_F(CudaCheck, AFailureLeavesTheLastErrorOfAnotherCall) {
   leave_invalid_device();
-  EXPECT_THROW(check(cudaErrorInvalidValue, "text"), CudaError);
+  EXPECT_THROW(throw_on_error(cudaErrorInvalidValue, "text"), CudaError);
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
 }
 
 TEST_F(CudaCheck, SuccessLeavesTheLastErrorOfAnotherCall) {
   leave_invalid_device();
-  check(cudaSuccess, "text");
+  throw_on_error(cudaSuccess, "text");
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidDevice);
 }
 

@@ -22,7 +22,7 @@
 
 namespace graph_replay {
 
-using holdfast::check;
+using holdfast::throw_on_error;
 using holdfast::bench::Array;
 using holdfast::bench::Stream;
 using holdfast::mhc::bf16;
@@ -129,14 +129,15 @@ using Reader = std::function<void(const PreBroadcast&, const Stream&)>;
                                       const float* fn_broadcast, const Reader& reader,
                                       const Stream& stream) {
   Captured result{.tokens = tokens};
-  check(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
+  throw_on_error(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeThreadLocal), "capture");
   reader(buffers.pre_broadcast(tokens, fn_broadcast), stream);
   // What the stream waits for now is the node that was just captured.
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaGraphNode_t* last = nullptr;
   std::size_t count = 0;
-  check(cudaStreamGetCaptureInfo(stream.get(), &status, nullptr, nullptr, &last, nullptr, &count),
-        "the captured node");
+  throw_on_error(
+      cudaStreamGetCaptureInfo(stream.get(), &status, nullptr, nullptr, &last, nullptr, &count),
+      "the captured node");
   if (count == 1) result.reader = last[0];
 
   const auto columns = static_cast<MoveWork::Index>(buffers.hidden / 8);
@@ -149,7 +150,7 @@ using Reader = std::function<void(const PreBroadcast&, const Stream&)>;
     holdfast::detail::launch(MoveWork{from, to, rows, columns}, stream.ref(), "move");
     from = to;
   }
-  check(cudaStreamEndCapture(stream.get(), &result.graph), "end of the capture");
+  throw_on_error(cudaStreamEndCapture(stream.get(), &result.graph), "end of the capture");
   return result;
 }
 
@@ -161,8 +162,9 @@ class Family {
       : buffers_(buffers), nodes_(nodes), reader_(std::move(reader)), stream_(stream) {
     for (const std::int64_t tokens : batches) {
       graphs_.push_back(capture_again(tokens, fn_broadcast));
-      check(cudaGraphInstantiate(&graphs_.back().exec, graphs_.back().graph, 0), "instantiate");
-      check(cudaGraphUpload(graphs_.back().exec, stream.get()), "upload of a graph");
+      throw_on_error(cudaGraphInstantiate(&graphs_.back().exec, graphs_.back().graph, 0),
+                     "instantiate");
+      throw_on_error(cudaGraphUpload(graphs_.back().exec, stream.get()), "upload of a graph");
     }
     stream.wait();
   }
@@ -180,7 +182,7 @@ class Family {
     return capture(buffers_, tokens, nodes_, fn_broadcast, reader_, stream_);
   }
   void replay(std::size_t graph) const {
-    check(cudaGraphLaunch(graphs_.at(graph).exec, stream_.get()), "replay");
+    throw_on_error(cudaGraphLaunch(graphs_.at(graph).exec, stream_.get()), "replay");
   }
   void replay_all() const {
     for (std::size_t i = 0; i < graphs_.size(); ++i) replay(i);

@@ -75,7 +75,7 @@ struct Refit {
 
 Refit time_refit(Way& way, const float* hc_attn_fn, const Stream& stream) {
   using Clock = std::chrono::steady_clock;
-  check(cudaDeviceSynchronize(), "synchronise");
+  throw_on_error(cudaDeviceSynchronize(), "synchronise");
   const auto begin = Clock::now();
   way.refit(hc_attn_fn);
   const auto returned = Clock::now();

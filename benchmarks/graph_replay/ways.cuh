@@ -140,8 +140,8 @@ class SetParams final : public Rebind {
  public:
   explicit SetParams(const Scene& scene) : Rebind(scene) {
     for (const Captured& captured : family().graphs()) {
-      check(cudaGraphKernelNodeGetParams(captured.reader, &launches_.emplace_back()),
-            "parameters of the reader");
+      throw_on_error(cudaGraphKernelNodeGetParams(captured.reader, &launches_.emplace_back()),
+                     "parameters of the reader");
       arguments_.push_back(scene.buffers.pre_broadcast(captured.tokens, address()));
     }
   }
@@ -159,8 +159,9 @@ class SetParams final : public Rebind {
       void* arguments[] = {&arguments_[i]};
       launches_[i].kernelParams = static_cast<void**>(arguments);
       launches_[i].extra = nullptr;
-      check(cudaGraphExecKernelNodeSetParams(graphs[i].exec, graphs[i].reader, &launches_[i]),
-            "set the parameters of the reader");
+      throw_on_error(
+          cudaGraphExecKernelNodeSetParams(graphs[i].exec, graphs[i].reader, &launches_[i]),
+          "set the parameters of the reader");
     }
   }
 
@@ -185,8 +186,8 @@ class Update final : public Rebind {
     for (const Captured& captured : family().graphs()) {
       const Captured again = family().capture_again(captured.tokens, address());
       cudaGraphExecUpdateResultInfo result{};
-      check(cudaGraphExecUpdate(captured.exec, again.graph, &result), "update of a graph");
-      check(cudaGraphDestroy(again.graph), "destroy a graph");
+      throw_on_error(cudaGraphExecUpdate(captured.exec, again.graph, &result), "update of a graph");
+      throw_on_error(cudaGraphDestroy(again.graph), "destroy a graph");
     }
   }
 };
@@ -205,10 +206,10 @@ class Recapture final : public Rebind {
     Rebind::refit(hc_attn_fn);
     for (Captured& captured : family().graphs()) {
       Captured again = family().capture_again(captured.tokens, address());
-      check(cudaGraphInstantiate(&again.exec, again.graph, 0), "instantiate");
+      throw_on_error(cudaGraphInstantiate(&again.exec, again.graph, 0), "instantiate");
       std::swap(captured, again);
-      check(cudaGraphExecDestroy(again.exec), "destroy an executable graph");
-      check(cudaGraphDestroy(again.graph), "destroy a graph");
+      throw_on_error(cudaGraphExecDestroy(again.exec), "destroy an executable graph");
+      throw_on_error(cudaGraphDestroy(again.graph), "destroy a graph");
     }
   }
 };
@@ -235,15 +236,16 @@ class Indirection final : public Rebind {
   Indirection(const Scene& scene, const std::shared_ptr<Array<const float*>>& slot)
       : Rebind(scene,
                [slot](const PreBroadcast& op, const Stream& on) {
-                 holdfast::mhc::detail::check(op);
+                 holdfast::mhc::detail::validate(op);
                  cudaLaunchConfig_t config{};
                  config.gridDim = dim3(static_cast<unsigned>(op.x.extent(0)));
                  config.blockDim = dim3(holdfast::mhc::detail::kPreBroadcastThreads);
                  config.stream = on.get();
                  const float* const* address = slot->data();
-                 check(cudaLaunchKernelEx(&config, indirect_kernel<holdfast::detail::CompiledFor>,
-                                          op, address),
-                       "launch through a pointer");
+                 throw_on_error(
+                     cudaLaunchKernelEx(&config, indirect_kernel<holdfast::detail::CompiledFor>, op,
+                                        address),
+                     "launch through a pointer");
                }),
         slot_(slot) {
     publish();
@@ -254,9 +256,9 @@ class Indirection final : public Rebind {
     config.gridDim = dim3(1);
     config.blockDim = dim3(1);
     config.stream = scene().stream.get();
-    check(cudaLaunchKernelEx(&config, publish_kernel<holdfast::detail::CompiledFor>, slot_->data(),
-                             address()),
-          "store the address");
+    throw_on_error(cudaLaunchKernelEx(&config, publish_kernel<holdfast::detail::CompiledFor>,
+                                      slot_->data(), address()),
+                   "store the address");
   }
 
   std::shared_ptr<Array<const float*>> slot_;

@@ -35,6 +35,11 @@ struct AddressRange {
   [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
     return address >= base && address - base < bytes;
   }
+  /// Whether the two share a byte. An empty range shares none.
+  [[nodiscard]] bool overlaps(std::uintptr_t other, std::size_t other_bytes) const noexcept {
+    if (bytes == 0 || other_bytes == 0) return false;
+    return other < base ? base - other < other_bytes : other - base < bytes;
+  }
 };
 
 class AddressLedger {
@@ -115,18 +120,14 @@ class AddressLedger {
     return std::nullopt;
   }
 
-  /// A live range that shares a byte with [base, base + bytes). \cost linear in the live ranges.
+  /// A live range that shares a byte with [base, base + bytes). No bytes share none.
+  /// \cost linear in the live ranges.
   [[nodiscard]] std::optional<AddressRange> find_overlap(const void* base,
                                                          std::size_t bytes) const {
-    const auto begin = reinterpret_cast<std::uintptr_t>(base);
     const std::lock_guard lock(state_->mutex);
-    for (const AddressRange& range : state_->live) {
-      if (range.contains(begin) ||
-          (range.bytes > 0 && range.base >= begin && range.base - begin < bytes)) {
-        return range;
-      }
-    }
-    return std::nullopt;
+    const AddressRange* const found =
+        state_->overlapping(reinterpret_cast<std::uintptr_t>(base), bytes);
+    return found == nullptr ? std::nullopt : std::optional(*found);
   }
 
   /// The live ranges, oldest first.
@@ -148,6 +149,14 @@ class AddressLedger {
     std::list<AddressRange> retired;
     std::size_t history = 0;
     std::uint64_t forgotten = 0;
+
+    [[nodiscard]] const AddressRange* overlapping(std::uintptr_t base,
+                                                  std::size_t bytes) const noexcept {
+      for (const AddressRange& range : live) {
+        if (range.overlaps(base, bytes)) return &range;
+      }
+      return nullptr;
+    }
 
     void trim() noexcept {
       while (retired.size() > history) {

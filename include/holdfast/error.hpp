@@ -163,8 +163,8 @@ inline void clear_last_error(cudaError_t code) noexcept {
 /// Throws unless `condition` holds.
 /// \throws ContractError with `rule`.
 template <MessageText Text>
-void expects(bool condition, Rule rule, const Text& text,
-             const cuda::std::source_location& where = cuda::std::source_location::current()) {
+void throw_unless(bool condition, Rule rule, const Text& text,
+                  const cuda::std::source_location& where = cuda::std::source_location::current()) {
   if (!condition) [[unlikely]] {
     throw ContractError(rule, detail::render(text, where) + " [" + to_string(rule) + "]");
   }
@@ -173,8 +173,9 @@ void expects(bool condition, Rule rule, const Text& text,
 /// Throws unless a CUDA call succeeded, and takes the error off the thread's last-error slot.
 /// \throws OutOfMemory if `code` is cudaErrorMemoryAllocation, CudaError for every other failure.
 template <MessageText Text>
-void check(cudaError_t code, const Text& text,
-           const cuda::std::source_location& where = cuda::std::source_location::current()) {
+void throw_on_error(
+    cudaError_t code, const Text& text,
+    const cuda::std::source_location& where = cuda::std::source_location::current()) {
   if (code == cudaSuccess) [[likely]]
     return;
   detail::clear_last_error(code);

@@ -102,9 +102,10 @@ class DeviceResource {
     };
     const detail::RelaxedCapture relaxed;
     const detail::DeviceGuard on_device(device_);
-    check(relaxed.status(), what);  // without it cudaMalloc could break another thread's capture
+    throw_on_error(relaxed.status(),
+                   what);  // without it cudaMalloc could break another thread's capture
     void* address = nullptr;
-    check(cudaMalloc(&address, bytes), what);
+    throw_on_error(cudaMalloc(&address, bytes), what);
     return address;
   }
 

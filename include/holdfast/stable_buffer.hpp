@@ -184,7 +184,7 @@ inline StableStorage::~StableStorage() {
 }
 
 inline const Shape& StableStorage::shape() const {
-  expects(state() != State::empty, Rule::not_allocated, [this] {
+  throw_unless(state() != State::empty, Rule::not_allocated, [this] {
     return says("shape", "the buffer has none before allocate, adopt or finalize");
   });
   return shape_;
@@ -198,26 +198,27 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
   const std::size_t bytes = byte_count("finalize", shape);
   const CaptureState capturing = capture_state(stream);
   if (first) {
-    expects(capturing == CaptureState::none, Rule::allocation_in_capture, [this] {
+    throw_unless(capturing == CaptureState::none, Rule::allocation_in_capture, [this] {
       return says("finalize",
                   "the stream is being captured (or it is stream 0, and a blocking stream is), "
                   "and a first finalize allocates; call finalize or allocate before capture");
     });
   } else {
-    expects(shape == shape_, Rule::shape_mismatch, [this, &shape] {
+    throw_unless(shape == shape_, Rule::shape_mismatch, [this, &shape] {
       return says("finalize", "expected shape " + to_string(shape_) + ", found " +
                                   to_string(shape) +
                                   "; the shape is fixed for life, because captured graphs hold the "
                                   "address: use another buffer and capture again");
     });
-    expects(capturing == CaptureState::none ||
-                (capturing == CaptureState::active && capture == Capture::record),
-            Rule::refit_in_capture, [this] {
-              return says("finalize",
-                          "the stream is being captured (or it is stream 0, and a blocking stream "
-                          "is); refit before capture or after it, or pass Capture::record to have "
-                          "every replay recompute the contents");
-            });
+    throw_unless(capturing == CaptureState::none ||
+                     (capturing == CaptureState::active && capture == Capture::record),
+                 Rule::refit_in_capture, [this] {
+                   return says(
+                       "finalize",
+                       "the stream is being captured (or it is stream 0, and a blocking stream "
+                       "is); refit before capture or after it, or pass Capture::record to have "
+                       "every replay recompute the contents");
+                 });
   }
   // A captured stream must not be asked for its device; a capture is of the current one.
   expects_device("finalize",
@@ -276,12 +277,12 @@ inline void StableStorage::allocate(const Shape& shape) {
 inline void StableStorage::adopt(void* address, const TensorView& view) {
   const Changing changing(*this, "adopt");
   expects_unallocated("adopt");
-  expects(view.is_contiguous(), Rule::not_contiguous, [this, &view] {
+  throw_unless(view.is_contiguous(), Rule::not_contiguous, [this, &view] {
     return says("adopt", "expected a row-major tensor without gaps, found shape " +
                              to_string(view.shape()) + " with strides " +
                              to_string(view.strides()));
   });
-  expects(view.device() == device(), Rule::device_mismatch, [this, &view] {
+  throw_unless(view.device() == device(), Rule::device_mismatch, [this, &view] {
     return says("adopt", "expected memory of device " + std::to_string(device()) +
                              ", found a tensor on device " + std::to_string(view.device()));
   });
@@ -289,25 +290,25 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
   AddressLedger::Entry entry;
   if (bytes > 0) {
     cudaPointerAttributes found{};
-    check(cudaPointerGetAttributes(&found, address),
-          [this] { return says("adopt", "asking what the address is"); });
+    throw_on_error(cudaPointerGetAttributes(&found, address),
+                   [this] { return says("adopt", "asking what the address is"); });
     const bool on_device =
         found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
-    expects(on_device && found.device == device(), Rule::device_mismatch,
-            [this, &found, on_device] {
-              return says("adopt",
-                          "expected memory of device " + std::to_string(device()) + ", found " +
-                              (on_device ? "memory of device " + std::to_string(found.device)
-                                         : std::string("an address that is no device memory")));
-            });
+    throw_unless(
+        on_device && found.device == device(), Rule::device_mismatch, [this, &found, on_device] {
+          return says("adopt",
+                      "expected memory of device " + std::to_string(device()) + ", found " +
+                          (on_device ? "memory of device " + std::to_string(found.device)
+                                     : std::string("an address that is no device memory")));
+        });
     const std::size_t there = bytes_from(address);
-    expects(bytes <= there, Rule::shape_mismatch, [this, &view, there] {
+    throw_unless(bytes <= there, Rule::shape_mismatch, [this, &view, there] {
       return says("adopt", "shape " + to_string(view.shape()) + " does not fit the " +
                                std::to_string(there) +
                                " bytes that its allocation has from this address on");
     });
     const auto taken = memory_.ledger().find_overlap(address, bytes);
-    expects(!taken, Rule::address_taken, [this, &taken] {
+    throw_unless(!taken, Rule::address_taken, [this, &taken] {
       return says("adopt", "buffer '" + taken->name +
                                "' already holds some of these bytes; two "
                                "buffers would overwrite each other's contents: share the one");
@@ -327,7 +328,7 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
 }
 
 inline void StableStorage::mark_use(cudaStream_t stream) {
-  expects(state() != State::empty, Rule::not_allocated, [this] {
+  throw_unless(state() != State::empty, Rule::not_allocated, [this] {
     return says("mark_use", "the buffer has no address yet, so nothing can have read it");
   });
   expects_not_capturing("mark_use", stream);
@@ -338,7 +339,7 @@ inline void StableStorage::mark_use(cudaStream_t stream) {
 }
 
 inline void StableStorage::wait_ready(cudaStream_t stream) const {
-  expects(state() != State::empty, Rule::not_allocated, [this] {
+  throw_unless(state() != State::empty, Rule::not_allocated, [this] {
     return says("wait_ready", "the buffer has no address yet; finalize it first");
   });
   expects_not_capturing("wait_ready", stream);
@@ -353,7 +354,7 @@ inline void StableStorage::wait_ready(cudaStream_t stream) const {
 
 inline std::size_t StableStorage::byte_count(const char* operation, const Shape& shape) const {
   const std::int64_t bytes = multiply(shape.elements(), static_cast<std::int64_t>(element_bytes_));
-  expects(bytes >= 0, Rule::size_overflow, [this, operation, &shape] {
+  throw_unless(bytes >= 0, Rule::size_overflow, [this, operation, &shape] {
     return says(operation, "shape " + to_string(shape) + " with elements of " +
                                std::to_string(element_bytes_) +
                                " bytes: the size in bytes does not fit 63 bits; split the buffer");
@@ -362,14 +363,14 @@ inline std::size_t StableStorage::byte_count(const char* operation, const Shape&
 }
 
 inline void StableStorage::expects_unallocated(const char* operation) const {
-  expects(state() == State::empty, Rule::already_allocated, [this, operation] {
+  throw_unless(state() == State::empty, Rule::already_allocated, [this, operation] {
     return says(operation, "the buffer already has shape " + to_string(shape_) +
                                " and an address that graphs may hold; use another buffer");
   });
 }
 
 inline void StableStorage::expects_device(const char* operation, int found) const {
-  expects(found == device(), Rule::device_mismatch, [this, operation, found] {
+  throw_unless(found == device(), Rule::device_mismatch, [this, operation, found] {
     return says(operation, "expected a stream of device " + std::to_string(device()) +
                                ", found one of device " + std::to_string(found));
   });
@@ -379,12 +380,12 @@ inline void StableStorage::expects_sources(std::span<const ByteRange> sources) c
   const auto* const begin = static_cast<const std::byte*>(address());
   const ByteRange target{begin, begin + bytes_, device()};
   for (const ByteRange& source : sources) {
-    expects(source.device == device(), Rule::device_mismatch, [this, &source] {
+    throw_unless(source.device == device(), Rule::device_mismatch, [this, &source] {
       return says("finalize", "expected sources on device " + std::to_string(device()) +
                                   ", found one on device " + std::to_string(source.device) +
                                   "; copy it over first");
     });
-    expects(!source.overlaps(target), Rule::source_overlaps_target, [this] {
+    throw_unless(!source.overlaps(target), Rule::source_overlaps_target, [this] {
       return says("finalize",
                   "a source overlaps the buffer, so a second refit would read the first "
                   "one's result; keep the source elsewhere");
@@ -393,11 +394,13 @@ inline void StableStorage::expects_sources(std::span<const ByteRange> sources) c
 }
 
 inline void StableStorage::expects_not_capturing(const char* operation, cudaStream_t stream) const {
-  expects(capture_state(stream) == CaptureState::none, Rule::order_in_capture, [this, operation] {
-    return says(operation,
-                "the stream is being captured (or it is stream 0, and a blocking stream is); call "
-                "it before capture, or after a replay");
-  });
+  throw_unless(
+      capture_state(stream) == CaptureState::none, Rule::order_in_capture, [this, operation] {
+        return says(
+            operation,
+            "the stream is being captured (or it is stream 0, and a blocking stream is); call "
+            "it before capture, or after a replay");
+      });
 }
 
 inline void StableStorage::enter(Allocation& fresh) const {
@@ -424,8 +427,8 @@ inline void StableStorage::mark_filled(cudaStream_t stream, unsigned long long i
   } catch (...) {
     const RelaxedCapture relaxed;  // this thread may be capturing another stream
     if (!relaxed.active()) throw;
-    check(cudaStreamSynchronize(stream),
-          [this] { return says("finalize", "waiting for the fill"); });
+    throw_on_error(cudaStreamSynchronize(stream),
+                   [this] { return says("finalize", "waiting for the fill"); });
   }
 }
 
@@ -566,7 +569,7 @@ class StableBuffer {
 
  private:
   [[nodiscard]] detail::StableStorage& storage(const char* operation) const {
-    expects(storage_ != nullptr, Rule::moved_from, [operation] {
+    throw_unless(storage_ != nullptr, Rule::moved_from, [operation] {
       return std::string("StableBuffer: ") + operation +
              ": the buffer was moved away; use the one that it was moved to";
     });

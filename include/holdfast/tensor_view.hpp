@@ -67,7 +67,7 @@ class Axes {
  public:
   constexpr Axes() = default;
   explicit Axes(std::span<const std::int64_t> values) {
-    expects(values.size() <= kMaxRank, Rule::unsupported_shape, [values] {
+    throw_unless(values.size() <= kMaxRank, Rule::unsupported_shape, [values] {
       return "tensor: rank " + std::to_string(values.size()) + " is above the supported " +
              std::to_string(kMaxRank) + "; merge axes";
     });
@@ -98,7 +98,7 @@ class Axes {
 
 /// a * b for a, b >= 0, or -1 where the product does not fit.
 [[nodiscard]] constexpr std::int64_t multiply(std::int64_t a, std::int64_t b) noexcept {
-  if (a != 0 && b > std::numeric_limits<std::int64_t>::max() / a) return -1;
+  if (a != 0 && b > (std::numeric_limits<std::int64_t>::max)() / a) return -1;
   return a * b;
 }
 
@@ -116,7 +116,7 @@ class Shape {
   explicit Shape(std::span<const std::int64_t> extents) : extents_(extents) {
     bool empty = false;
     for (const std::int64_t extent : extents_) {
-      expects(extent >= 0, Rule::unsupported_shape, [this] {
+      throw_unless(extent >= 0, Rule::unsupported_shape, [this] {
         return "shape " + detail::to_string(extents_) +
                ": an extent is negative; expected 0 or more";
       });
@@ -128,7 +128,7 @@ class Shape {
     }
     for (const std::int64_t extent : extents_) {
       elements_ = detail::multiply(elements_, extent);
-      expects(elements_ > 0, Rule::size_overflow, [this] {
+      throw_unless(elements_ > 0, Rule::size_overflow, [this] {
         return "shape " + detail::to_string(extents_) +
                ": the number of elements does not fit 63 bits; split the tensor";
       });
@@ -240,7 +240,7 @@ class TensorView {
   template <class T>
   [[nodiscard]] T* writable_data_as() const {
     expects_type<T>();
-    expects(!read_only_, Rule::read_only, [this] {
+    throw_unless(!read_only_, Rule::read_only, [this] {
       return "tensor " + to_string(shape_) +
              ": the view was made from a pointer to const; make it "
              "from a writable pointer";
@@ -292,25 +292,26 @@ class TensorView {
       extents[place] = shape_[axis];
       strides[place++] = strides_[axis];
     }
-    expects(axes.size() == static_cast<std::size_t>(shape_.rank()) && place == axes.size() &&
-                seen == (1U << static_cast<unsigned>(shape_.rank())) - 1U,
-            Rule::unsupported_shape, [this] {
-              return "permute of tensor " + to_string(shape_) + ": expected every axis of 0.." +
-                     std::to_string(shape_.rank() - 1) + " once";
-            });
+    throw_unless(axes.size() == static_cast<std::size_t>(shape_.rank()) && place == axes.size() &&
+                     seen == (1U << static_cast<unsigned>(shape_.rank())) - 1U,
+                 Rule::unsupported_shape, [this] {
+                   return "permute of tensor " + to_string(shape_) +
+                          ": expected every axis of 0.." + std::to_string(shape_.rank() - 1) +
+                          " once";
+                 });
     return relaid(data_, std::span(extents).first(place), std::span(strides).first(place));
   }
 
   /// The elements start <= index < start + length along `axis`.
   /// \throws ContractError unsupported_shape if the axis or the range lies outside the tensor.
   [[nodiscard]] TensorView slice(int axis, std::int64_t start, std::int64_t length) const {
-    expects(axis >= 0 && axis < shape_.rank() && start >= 0 && length >= 0 &&
-                start <= shape_[axis] && length <= shape_[axis] - start,
-            Rule::unsupported_shape, [this, axis, start, length] {
-              return "slice of tensor " + to_string(shape_) + ": axis " + std::to_string(axis) +
-                     ", start " + std::to_string(start) + ", length " + std::to_string(length) +
-                     " lies outside";
-            });
+    throw_unless(axis >= 0 && axis < shape_.rank() && start >= 0 && length >= 0 &&
+                     start <= shape_[axis] && length <= shape_[axis] - start,
+                 Rule::unsupported_shape, [this, axis, start, length] {
+                   return "slice of tensor " + to_string(shape_) + ": axis " +
+                          std::to_string(axis) + ", start " + std::to_string(start) + ", length " +
+                          std::to_string(length) + " lies outside";
+                 });
     std::array<std::int64_t, kMaxRank> extents{};
     std::array<std::int64_t, kMaxRank> strides{};
     for (int i = 0; i < shape_.rank(); ++i) {
@@ -327,12 +328,12 @@ class TensorView {
   /// Splits one axis into several: `unflatten(1, {4, hidden})` turns [24, 4*hidden] into
   /// [24, 4, hidden]. \throws ContractError unsupported_shape unless the product fits the axis.
   [[nodiscard]] TensorView unflatten(int axis, const Shape& parts) const {
-    expects(axis >= 0 && axis < shape_.rank() && parts.elements() == shape_[axis] &&
-                shape_.rank() - 1 + parts.rank() <= kMaxRank,
-            Rule::unsupported_shape, [this, axis, &parts] {
-              return "unflatten of tensor " + to_string(shape_) + ": axis " + std::to_string(axis) +
-                     " does not split into " + to_string(parts);
-            });
+    throw_unless(axis >= 0 && axis < shape_.rank() && parts.elements() == shape_[axis] &&
+                     shape_.rank() - 1 + parts.rank() <= kMaxRank,
+                 Rule::unsupported_shape, [this, axis, &parts] {
+                   return "unflatten of tensor " + to_string(shape_) + ": axis " +
+                          std::to_string(axis) + " does not split into " + to_string(parts);
+                 });
     std::array<std::int64_t, kMaxRank> extents{};
     std::array<std::int64_t, kMaxRank> strides{};
     const Strides within = Strides::contiguous(parts);
@@ -367,24 +368,24 @@ class TensorView {
         device_(device),
         type_(type),
         read_only_(read_only) {
-    expects(device >= 0, Rule::device_mismatch, [&shape, device] {
+    throw_unless(device >= 0, Rule::device_mismatch, [&shape, device] {
       return "tensor " + to_string(shape) + ": device " + std::to_string(device) +
              "; expected a device ordinal, 0 or more";
     });
-    expects(strides.rank() == shape.rank(), Rule::unsupported_shape, [&shape, &strides] {
+    throw_unless(strides.rank() == shape.rank(), Rule::unsupported_shape, [&shape, &strides] {
       return "tensor " + to_string(shape) + ": strides " + to_string(strides) +
              " are of another rank; give one stride for each axis";
     });
-    expects(data != nullptr || shape.elements() == 0, Rule::null_pointer, [&shape] {
+    throw_unless(data != nullptr || shape.elements() == 0, Rule::null_pointer, [&shape] {
       return "tensor " + to_string(shape) + ": the address is null; expected " +
              std::to_string(shape.elements()) + " elements (was the source released?)";
     });
-    expects(reinterpret_cast<std::uintptr_t>(data) % alignment == 0, Rule::misaligned,
-            [&shape, alignment, type] {
-              return "tensor " + to_string(shape) + ": the address is not a multiple of " +
-                     std::to_string(alignment) + " bytes, the alignment of " + to_string(type);
-            });
-    expects(spans_addresses(), Rule::size_overflow, [&shape, &strides] {
+    throw_unless(reinterpret_cast<std::uintptr_t>(data) % alignment == 0, Rule::misaligned,
+                 [&shape, alignment, type] {
+                   return "tensor " + to_string(shape) + ": the address is not a multiple of " +
+                          std::to_string(alignment) + " bytes, the alignment of " + to_string(type);
+                 });
+    throw_unless(spans_addresses(), Rule::size_overflow, [&shape, &strides] {
       return "tensor " + to_string(shape) + " with strides " + to_string(strides) +
              ": the elements span 2^63 bytes or more, or reach beyond the address space";
     });
@@ -393,12 +394,12 @@ class TensorView {
   /// Whether every element lies at an address, and all of them within 2^63 bytes.
   [[nodiscard]] bool spans_addresses() const noexcept {
     if (shape_.elements() == 0) return true;
-    constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+    constexpr std::int64_t kMax = (std::numeric_limits<std::int64_t>::max)();
     std::int64_t below = 0;  // elements from the lowest one to data_
     std::int64_t above = 1;  // elements from data_ to the end of the highest one
     for (int axis = 0; axis < shape_.rank(); ++axis) {
       if (shape_[axis] == 1) continue;
-      if (strides_[axis] == std::numeric_limits<std::int64_t>::min()) return false;
+      if (strides_[axis] == (std::numeric_limits<std::int64_t>::min)()) return false;
       const std::int64_t distance = strides_[axis] < 0 ? -strides_[axis] : strides_[axis];
       const std::int64_t reach = detail::multiply(shape_[axis] - 1, distance);
       if (reach < 0 || reach > kMax - below - above) return false;
@@ -408,18 +409,18 @@ class TensorView {
     const auto address = reinterpret_cast<std::uintptr_t>(data_);
     return static_cast<std::uintptr_t>(below * element_bytes_) <= address &&
            static_cast<std::uintptr_t>(above * element_bytes_) <=
-               std::numeric_limits<std::uintptr_t>::max() - address;
+               (std::numeric_limits<std::uintptr_t>::max)() - address;
   }
 
   template <class T>
   void expects_type() const {
     static_assert(!std::is_const_v<T>, "name the element type itself: data_as<float>()");
-    expects(type_ == kElementType<T> && element_bytes_ == kElementSize<T>, Rule::type_mismatch,
-            [this] {
-              return "tensor " + to_string(shape_) + ": the elements are " + to_string(type_) +
-                     " of " + std::to_string(element_bytes_) + " bytes; expected " +
-                     to_string(kElementType<T>) + " of " + std::to_string(kElementSize<T>);
-            });
+    throw_unless(type_ == kElementType<T> && element_bytes_ == kElementSize<T>, Rule::type_mismatch,
+                 [this] {
+                   return "tensor " + to_string(shape_) + ": the elements are " + to_string(type_) +
+                          " of " + std::to_string(element_bytes_) + " bytes; expected " +
+                          to_string(kElementType<T>) + " of " + std::to_string(kElementSize<T>);
+                 });
   }
 
   [[nodiscard]] TensorView relaid(void* data, std::span<const std::int64_t> extents,

@@ -156,11 +156,11 @@ class Relayout {
   /// \throws ContractError type_mismatch (elements are not From), size_overflow (the result has too
   ///   many bytes).
   explicit Relayout(const TensorView& source) : source_(source) {
-    expects(source.element_type() == kElementType<From>, Rule::type_mismatch, [&] {
+    throw_unless(source.element_type() == kElementType<From>, Rule::type_mismatch, [&] {
       return name() + ": the elements are " + to_string(source.element_type()) + "; expected " +
              to_string(kElementType<From>) + "; name the source type in Relayout<To, From>";
     });
-    expects(detail::multiply(shape().elements(), sizeof(To)) >= 0, Rule::size_overflow, [&] {
+    throw_unless(detail::multiply(shape().elements(), sizeof(To)) >= 0, Rule::size_overflow, [&] {
       return name() + ": the result has more bytes than fit 63 bits; split the tensor";
     });
   }
@@ -206,7 +206,7 @@ void Relayout<To, From, Architectures>::operator()(To* out, cuda::stream_ref str
   for (int axis = 1; axis < axes.count; ++axis) {
     wide = wide && detail::is_aligned<From>(axes.strides[axis]);
   }
-  if (shape().elements() / length > std::int64_t{std::numeric_limits<std::uint32_t>::max()}) {
+  if (shape().elements() / length > std::int64_t{(std::numeric_limits<std::uint32_t>::max)()}) {
     launch<1, std::uint64_t>(axes, out, stream);
   } else if (wide) {
     launch<kWidth, std::uint32_t>(axes, out, stream);

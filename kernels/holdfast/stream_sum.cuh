@@ -153,16 +153,16 @@ class StreamSum {
 template <class To, class From, class Architectures>
 const TensorView& StreamSum<To, From, Architectures>::checked(const TensorView& source) {
   const auto name = [&] { return "stream_sum: source " + to_string(source.shape()); };
-  expects(source.element_type() == kElementType<From>, Rule::type_mismatch, [&] {
+  throw_unless(source.element_type() == kElementType<From>, Rule::type_mismatch, [&] {
     return name() + ": the elements are " + to_string(source.element_type()) + "; expected " +
            to_string(kElementType<From>) + "; name the source type in StreamSum<To, From>";
   });
-  expects(source.shape().rank() == 3, Rule::unsupported_shape, [&] {
+  throw_unless(source.shape().rank() == 3, Rule::unsupported_shape, [&] {
     return name() + ": rank " + std::to_string(source.shape().rank()) +
            "; expected [rows, streams, hidden]; for [rows, streams * hidden] give the number of "
            "streams";
   });
-  expects(source.shape()[2] <= 1 || source.strides()[2] == 1, Rule::not_contiguous, [&] {
+  throw_unless(source.shape()[2] <= 1 || source.strides()[2] == 1, Rule::not_contiguous, [&] {
     return name() + " with strides " + to_string(source.strides()) +
            ": expected stride 1 along hidden; make it contiguous with Relayout first";
   });
@@ -173,11 +173,11 @@ template <class To, class From, class Architectures>
 TensorView StreamSum<To, From, Architectures>::split(const TensorView& source,
                                                      std::int64_t streams) {
   const auto name = [&] { return "stream_sum: source " + to_string(source.shape()); };
-  expects(source.shape().rank() == 2, Rule::unsupported_shape, [&] {
+  throw_unless(source.shape().rank() == 2, Rule::unsupported_shape, [&] {
     return name() + ": rank " + std::to_string(source.shape().rank()) +
            "; expected [rows, streams * hidden]; a source of rank 3 needs no number of streams";
   });
-  expects(streams >= 1 && source.shape()[1] % streams == 0, Rule::unsupported_shape, [&] {
+  throw_unless(streams >= 1 && source.shape()[1] % streams == 0, Rule::unsupported_shape, [&] {
     return name() + ": " + std::to_string(streams) +
            " streams do not divide the second extent; expected a divisor, 1 or more";
   });
@@ -189,11 +189,12 @@ Shape StreamSum<To, From, Architectures>::result(const TensorView& source) {
   const std::int64_t rows = source.shape()[0];
   const std::int64_t hidden = source.shape()[2];
   const std::int64_t elements = detail::multiply(rows, hidden);
-  expects(elements >= 0 && detail::multiply(elements, sizeof(To)) >= 0, Rule::size_overflow, [&] {
-    return "stream_sum: source " + to_string(source.shape()) + ": the result [" +
-           std::to_string(rows) + ", " + std::to_string(hidden) +
-           "] has more bytes than fit 63 bits; split the tensor";
-  });
+  throw_unless(elements >= 0 && detail::multiply(elements, sizeof(To)) >= 0, Rule::size_overflow,
+               [&] {
+                 return "stream_sum: source " + to_string(source.shape()) + ": the result [" +
+                        std::to_string(rows) + ", " + std::to_string(hidden) +
+                        "] has more bytes than fit 63 bits; split the tensor";
+               });
   return Shape{rows, hidden};
 }
 
@@ -205,8 +206,8 @@ void StreamSum<To, From, Architectures>::operator()(To* out, cuda::stream_ref st
   detail::expects_target(out, bytes, hull, [this] { return name(); });
   const std::int64_t streams = source_.shape()[1];
   if (streams == 0) {  // all bits zero is +0.0 in all three types
-    check(cudaMemsetAsync(out, 0, static_cast<std::size_t>(bytes), detail::native(stream)),
-          [&] { return name() + ": zeros for no streams"; });
+    throw_on_error(cudaMemsetAsync(out, 0, static_cast<std::size_t>(bytes), detail::native(stream)),
+                   [&] { return name() + ": zeros for no streams"; });
     return;
   }
 

@@ -25,9 +25,9 @@ class CopyOf {
   [[nodiscard]] holdfast::Shape shape() const { return source_.shape(); }
   [[nodiscard]] std::array<holdfast::ByteRange, 1> sources() const { return {source_.hull()}; }
   void operator()(T* out, cuda::stream_ref stream) const {
-    holdfast::check(cudaMemcpyAsync(out, source_.data(), source_.hull().bytes(),
-                                    cudaMemcpyDeviceToDevice, stream.get()),
-                    "CopyOf");
+    holdfast::throw_on_error(cudaMemcpyAsync(out, source_.data(), source_.hull().bytes(),
+                                             cudaMemcpyDeviceToDevice, stream.get()),
+                             "CopyOf");
   }
 
  private:

@@ -29,14 +29,14 @@ namespace holdfast::detail {
 [[nodiscard]] inline int stream_device(cudaStream_t stream) {
   if (stream == cudaStreamLegacy || stream == cudaStreamPerThread) return current_device();
   int device = 0;
-  check(cudaStreamGetDevice(stream, &device), "asking for the device of a stream");
+  throw_on_error(cudaStreamGetDevice(stream, &device), "asking for the device of a stream");
   return device;
 }
 
 /// The id of a stream that is not being captured, for the same reason.
 [[nodiscard]] inline unsigned long long stream_id(cudaStream_t stream) {
   unsigned long long id = 0;
-  check(cudaStreamGetId(stream, &id), "asking for the id of a stream");
+  throw_on_error(cudaStreamGetId(stream, &id), "asking for the id of a stream");
   return id;
 }
 
@@ -56,12 +56,13 @@ enum class CaptureState : unsigned char {
     clear_last_error(code);
     return CaptureState::unusable;
   }
-  check(code, "asking whether a stream is being captured");
+  throw_on_error(code, "asking whether a stream is being captured");
   switch (status) {
     case cudaStreamCaptureStatusNone: return CaptureState::none;
     case cudaStreamCaptureStatusActive: return CaptureState::active;
-    default: return CaptureState::unusable;
+    case cudaStreamCaptureStatusInvalidated: break;
   }
+  return CaptureState::unusable;  // also what a later CUDA may add
 }
 
 /// For its scope, calls that capture forbids neither fail nor invalidate anybody's capture.

@@ -16,7 +16,7 @@ namespace holdfast::detail {
 
 [[nodiscard]] inline int current_device() {
   int device = 0;
-  check(cudaGetDevice(&device), "asking for the current device");
+  throw_on_error(cudaGetDevice(&device), "asking for the current device");
   return device;
 }
 
@@ -25,8 +25,8 @@ class DeviceGuard {
   /// \throws CudaError if the device cannot be made current; then nothing has changed.
   explicit DeviceGuard(int device) : previous_(current_device()), changed_(previous_ != device) {
     if (changed_) {
-      check(cudaSetDevice(device),
-            [device] { return "making device " + std::to_string(device) + " current"; });
+      throw_on_error(cudaSetDevice(device),
+                     [device] { return "making device " + std::to_string(device) + " current"; });
     }
   }
   /// For destructors: goes on as well as it can.

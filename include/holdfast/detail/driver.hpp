@@ -24,10 +24,11 @@ template <class Function>
 [[nodiscard]] Function entry_point(const char* name, unsigned version) {
   void* address = nullptr;  // stays untouched where there is no driver
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  check(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found),
-        [name] { return std::string("looking up the driver function ") + name; });
+  throw_on_error(
+      cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &found),
+      [name] { return std::string("looking up the driver function ") + name; });
   if (found != cudaDriverEntryPointSuccess || address == nullptr) {
-    check(cudaErrorNotSupported, [name] {
+    throw_on_error(cudaErrorNotSupported, [name] {
       return std::string("looking up the driver function ") + name +
              ": this driver does not have it; update the driver";
     });
@@ -42,8 +43,9 @@ template <class Value>
   const auto get = entry_point<PFN_cuPointerGetAttribute_v4000>("cuPointerGetAttribute", 4000);
   Value value{};
   // The driver's error numbers are the runtime's.
-  check(static_cast<cudaError_t>(get(&value, attribute, reinterpret_cast<CUdeviceptr>(address))),
-        "asking the driver about an allocation");
+  throw_on_error(
+      static_cast<cudaError_t>(get(&value, attribute, reinterpret_cast<CUdeviceptr>(address))),
+      "asking the driver about an allocation");
   return value;
 }
 

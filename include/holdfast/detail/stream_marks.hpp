@@ -37,7 +37,7 @@ class StreamMarks {
     const std::lock_guard lock(mutex_);
     auto mark = std::ranges::find(marks_, id, &Mark::stream_id);
     if (mark == marks_.end()) mark = place(id);
-    check(cudaEventRecord(mark->event, stream), "marking the work on a stream");
+    throw_on_error(cudaEventRecord(mark->event, stream), "marking the work on a stream");
     mark->stream_id = id;
   }
 
@@ -47,7 +47,8 @@ class StreamMarks {
     const std::lock_guard lock(mutex_);
     for (const Mark& mark : marks_) {
       if (mark.stream_id == id) continue;
-      check(cudaStreamWaitEvent(stream, mark.event, 0), "making a stream wait for another one");
+      throw_on_error(cudaStreamWaitEvent(stream, mark.event, 0),
+                     "making a stream wait for another one");
     }
   }
 
@@ -74,7 +75,7 @@ class StreamMarks {
     }
     marks_.reserve(marks_.size() + 1);  // first, so that no event is lost to a failed allocation
     cudaEvent_t event = nullptr;
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
+    throw_on_error(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event");
     marks_.push_back({id, event});
     return marks_.end() - 1;
   }

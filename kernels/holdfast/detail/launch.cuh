@@ -89,8 +89,8 @@ struct GridShape {
   const int down = kThreads / across;
   const std::int64_t x = (columns - 1) / across + 1;
   const std::int64_t y = (rows - 1) / down + 1;
-  return {dim3(static_cast<unsigned>(std::min(x, kMaxGridX)),
-               static_cast<unsigned>(std::min(y, kMaxGridY))),
+  return {dim3(static_cast<unsigned>((std::min)(x, kMaxGridX)),
+               static_cast<unsigned>((std::min)(y, kMaxGridY))),
           dim3(static_cast<unsigned>(across), static_cast<unsigned>(down))};
 }
 
@@ -106,7 +106,7 @@ void launch(const W& work, cuda::stream_ref stream, const Text& what) {
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.stream = native(stream);
-  check(cudaLaunchKernelEx(&config, work_kernel<W>, work), what);
+  throw_on_error(cudaLaunchKernelEx(&config, work_kernel<W>, work), what);
 }
 
 }  // namespace holdfast::detail

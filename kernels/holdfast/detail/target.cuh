@@ -18,15 +18,16 @@ namespace holdfast::detail {
 /// \throws ContractError null_pointer, misaligned, source_overlaps_target.
 template <class To, MessageText Name>
 void expects_target(const To* out, std::int64_t bytes, const ByteRange& source, const Name& name) {
-  expects(out != nullptr, Rule::null_pointer,
-          [&name] { return name() + ": the address of the result is null"; });
-  expects(reinterpret_cast<std::uintptr_t>(out) % alignof(To) == 0, Rule::misaligned, [&name] {
+  throw_unless(out != nullptr, Rule::null_pointer,
+               [&name] { return name() + ": the address of the result is null"; });
+  throw_unless(reinterpret_cast<std::uintptr_t>(out) % alignof(To) == 0, Rule::misaligned, [&name] {
     return name() + ": the address of the result is not a multiple of " +
            std::to_string(alignof(To)) + " bytes, the alignment of " + to_string(kElementType<To>);
   });
   const auto* const begin = reinterpret_cast<const std::byte*>(out);
-  expects(!source.overlaps({begin, begin + bytes, source.device}), Rule::source_overlaps_target,
-          [&name] { return name() + ": the result overlaps the source; give it other memory"; });
+  throw_unless(
+      !source.overlaps({begin, begin + bytes, source.device}), Rule::source_overlaps_target,
+      [&name] { return name() + ": the result overlaps the source; give it other memory"; });
 }
 
 }  // namespace holdfast::detail

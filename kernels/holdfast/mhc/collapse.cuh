@@ -203,7 +203,8 @@ void launch_collapse(const Collapse<Rows>& op, cuda::stream_ref stream, const Te
   config.gridDim = dim3(static_cast<unsigned>(op.residual.extent(0)));
   config.blockDim = dim3(kCollapseBlock<Rows>);
   config.stream = holdfast::detail::native(stream);
-  holdfast::check(cudaLaunchKernelEx(&config, collapse_kernel<Architectures, Rows>, op), what);
+  holdfast::throw_on_error(cudaLaunchKernelEx(&config, collapse_kernel<Architectures, Rows>, op),
+                           what);
 }
 
 }  // namespace holdfast::mhc::detail

@@ -71,7 +71,7 @@ namespace detail {
 }
 
 /// \throws ContractError, see head.
-inline void check(const Head& op) {
+inline void validate(const Head& op) {
   const std::int64_t tokens = op.residual.extent(0);
   const std::int64_t hidden = op.residual.extent(2);
   Operands operands("head", tokens, hidden);
@@ -114,7 +114,7 @@ inline void check(const Head& op) {
 ///   refused. With a ContractError nothing is enqueued.
 template <class Architectures = holdfast::detail::CompiledFor>
 void head(const Head& op, cuda::stream_ref stream) {
-  detail::check(op);
+  detail::validate(op);
   const std::int64_t tokens = op.residual.extent(0);
   if (tokens == 0) return;
   const auto what = [tokens] {

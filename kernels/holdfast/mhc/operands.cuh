@@ -32,13 +32,14 @@ class Operands {
   /// \throws ContractError unsupported_shape.
   Operands(const char* operation, std::int64_t tokens, std::int64_t hidden)
       : operation_(operation), tokens_(tokens), hidden_(hidden) {
-    expects(tokens >= 0 && tokens <= kMaxTokens, Rule::unsupported_shape,
-            [this] { return subject() + ": expected 0 to 2^31 - 1 tokens; split the batch"; });
-    expects(hidden >= kHiddenStep && hidden <= kMaxHidden && hidden % kHiddenStep == 0,
-            Rule::unsupported_shape, [this] {
-              return subject() + ": hidden must be a multiple of " + std::to_string(kHiddenStep) +
-                     ", from " + std::to_string(kHiddenStep) + " to " + std::to_string(kMaxHidden);
-            });
+    throw_unless(tokens >= 0 && tokens <= kMaxTokens, Rule::unsupported_shape,
+                 [this] { return subject() + ": expected 0 to 2^31 - 1 tokens; split the batch"; });
+    throw_unless(hidden >= kHiddenStep && hidden <= kMaxHidden && hidden % kHiddenStep == 0,
+                 Rule::unsupported_shape, [this] {
+                   return subject() + ": hidden must be a multiple of " +
+                          std::to_string(kHiddenStep) + ", from " + std::to_string(kHiddenStep) +
+                          " to " + std::to_string(kMaxHidden);
+                 });
   }
 
   /// The extents of `view` are `expected`, and its memory can be accessed as the kernels do: in
@@ -56,7 +57,7 @@ class Operands {
       fits = fits && view.extent(static_cast<int>(axis)) == want[axis];
     }
     const auto what = [this, name] { return subject() + ": " + name; };
-    expects(fits, Rule::shape_mismatch, [&what, &view, &want] {
+    throw_unless(fits, Rule::shape_mismatch, [&what, &view, &want] {
       std::string shape = " is [";
       std::string wanted = "expected [";
       for (std::size_t axis = 0; axis < want.size(); ++axis) {
@@ -69,37 +70,37 @@ class Operands {
     std::int64_t rows = view.extent(0);
     std::int64_t row_elements = view.row_elements();
     if constexpr (!View<T, Extents...>::kTokenMajor) {  // a weight is one piece
-      expects(view.row_stride() == row_elements, Rule::not_contiguous, [&what] {
+      throw_unless(view.row_stride() == row_elements, Rule::not_contiguous, [&what] {
         return what() + " has gaps between its rows; make it contiguous with Relayout first";
       });
       row_elements *= rows;
       rows = 1;
     }
     if (rows == 0) return;
-    expects(view.data() != nullptr, Rule::null_pointer,
-            [&what] { return what() + " has no address"; });
+    throw_unless(view.data() != nullptr, Rule::null_pointer,
+                 [&what] { return what() + " has no address"; });
 
     constexpr auto kBytes = static_cast<std::int64_t>(sizeof(Element));
     constexpr bool kWritten = !std::is_const_v<T>;
     const std::int64_t row_bytes = row_elements * kBytes;
     // The stride of a single row means nothing.
     const std::int64_t stride = rows > 1 ? view.row_stride() : row_elements;
-    expects(stride >= (kWritten ? row_elements : 0), Rule::overlapping,
-            [&what, row_elements, stride] {
-              return what() + " has rows of " + std::to_string(row_elements) +
-                     " elements that begin " + std::to_string(stride) +
-                     " apart; expected at least the length of a row (0 or more where it is read)";
-            });
+    throw_unless(
+        stride >= (kWritten ? row_elements : 0), Rule::overlapping, [&what, row_elements, stride] {
+          return what() + " has rows of " + std::to_string(row_elements) + " elements that begin " +
+                 std::to_string(stride) +
+                 " apart; expected at least the length of a row (0 or more where it is read)";
+        });
     const std::int64_t span = holdfast::detail::multiply(rows - 1, stride);
-    expects(span >= 0 && span <= (kMaxSpan - row_bytes) / kBytes, Rule::size_overflow,
-            [&what, stride] {
-              return what() + ": rows that begin " + std::to_string(stride) +
-                     " elements apart span more than 2^62 bytes";
-            });
+    throw_unless(span >= 0 && span <= (kMaxSpan - row_bytes) / kBytes, Rule::size_overflow,
+                 [&what, stride] {
+                   return what() + ": rows that begin " + std::to_string(stride) +
+                          " elements apart span more than 2^62 bytes";
+                 });
     const bool wide = row_bytes % holdfast::detail::kAccessBytes == 0;
     const std::int64_t alignment = wide ? holdfast::detail::kAccessBytes : kBytes;
     const auto address = reinterpret_cast<std::uintptr_t>(view.data());
-    expects(
+    throw_unless(
         address % static_cast<std::uintptr_t>(alignment) == 0 && stride * kBytes % alignment == 0,
         Rule::misaligned, [&what, alignment] {
           return what() + ": address and row stride must be multiples of " +
@@ -112,15 +113,15 @@ class Operands {
   /// Memory for intermediate results, which is written.
   /// \throws ContractError invalid_parameter (too small), null_pointer, misaligned.
   void add(const Workspace& workspace, std::size_t needed, const char* function) {
-    expects(workspace.bytes >= needed, Rule::invalid_parameter, [&] {
+    throw_unless(workspace.bytes >= needed, Rule::invalid_parameter, [&] {
       return subject() + ": the workspace has " + std::to_string(workspace.bytes) +
              " bytes; expected at least the " + std::to_string(needed) + " of " + function;
     });
     if (needed == 0) return;
     const auto address = reinterpret_cast<std::uintptr_t>(workspace.data);
-    expects(address != 0, Rule::null_pointer,
-            [this] { return subject() + ": the workspace has no address"; });
-    expects(address % holdfast::detail::kAccessBytes == 0, Rule::misaligned, [this] {
+    throw_unless(address != 0, Rule::null_pointer,
+                 [this] { return subject() + ": the workspace has no address"; });
+    throw_unless(address % holdfast::detail::kAccessBytes == 0, Rule::misaligned, [this] {
       return subject() + ": the address of the workspace must be a multiple of " +
              std::to_string(holdfast::detail::kAccessBytes) + " bytes";
     });
@@ -130,7 +131,7 @@ class Operands {
 
   /// \throws ContractError invalid_parameter.
   void add_constant(const char* name, float value, float least) const {
-    expects(std::isfinite(value) && value >= least, Rule::invalid_parameter, [&] {
+    throw_unless(std::isfinite(value) && value >= least, Rule::invalid_parameter, [&] {
       char numbers[96];  // std::to_string would print 1e-20 as 0.000000
       (void)std::snprintf(numbers, sizeof numbers,
                           "%.9g; expected a finite number of at least %.9g", value, least);
@@ -140,7 +141,7 @@ class Operands {
 
   /// \throws ContractError invalid_parameter.
   void add_iterations(int iterations) const {
-    expects(iterations >= 1, Rule::invalid_parameter, [this, iterations] {
+    throw_unless(iterations >= 1, Rule::invalid_parameter, [this, iterations] {
       return subject() + ": " + std::to_string(iterations) +
              " Sinkhorn iterations; expected 1 or more";
     });
@@ -153,7 +154,7 @@ class Operands {
       for (std::size_t j = 0; j < i; ++j) {
         const Operand& a = operands_.at(i);
         const Operand& b = operands_.at(j);
-        expects(!(a.written || b.written) || !overlap(a, b), Rule::overlapping, [&] {
+        throw_unless(!(a.written || b.written) || !overlap(a, b), Rule::overlapping, [&] {
           return subject() + ": " + a.name + " and " + b.name +
                  " share memory; expected results in memory of their own";
         });

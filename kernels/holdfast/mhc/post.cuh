@@ -104,7 +104,7 @@ struct PostWork {
 };
 
 /// \throws ContractError, see post.
-inline void check(const Post& op) {
+inline void validate(const Post& op) {
   const std::int64_t tokens = op.x.extent(0);
   const std::int64_t hidden = op.x.extent(1);
   Operands operands("post", tokens, hidden);
@@ -137,7 +137,7 @@ inline void check(const Post& op) {
 ///   size_overflow, overlapping; CudaError if the launch is refused. Nothing is enqueued then.
 template <class Architectures = holdfast::detail::CompiledFor>
 void post(const Post& op, cuda::stream_ref stream) {
-  detail::check(op);
+  detail::validate(op);
   const std::int64_t tokens = op.x.extent(0);
   holdfast::detail::launch(
       detail::PostWork{op, tokens, op.x.extent(1) / detail::kWidth}, stream,

@@ -108,7 +108,7 @@ struct MixSource {
 }
 
 /// \throws ContractError, see post_pre.
-inline void check(const PostPre& op) {
+inline void validate(const PostPre& op) {
   const std::int64_t tokens = op.x.extent(0);
   const std::int64_t hidden = op.x.extent(1);
   Operands operands("post_pre", tokens, hidden);
@@ -163,7 +163,7 @@ inline void check(const PostPre& op) {
 ///   refused. With a ContractError nothing is enqueued.
 template <class Architectures = holdfast::detail::CompiledFor>
 void post_pre(const PostPre& op, cuda::stream_ref stream) {
-  detail::check(op);
+  detail::validate(op);
   const std::int64_t tokens = op.x.extent(0);
   if (tokens == 0) return;
   const auto what = [tokens] {

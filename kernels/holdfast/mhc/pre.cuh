@@ -79,7 +79,7 @@ namespace detail {
 }
 
 /// \throws ContractError, see pre.
-inline void check(const Pre& op) {
+inline void validate(const Pre& op) {
   const std::int64_t tokens = op.residual.extent(0);
   const std::int64_t hidden = op.residual.extent(2);
   Operands operands("pre", tokens, hidden);
@@ -128,7 +128,7 @@ inline void check(const Pre& op) {
 ///   refused. With a ContractError nothing is enqueued.
 template <class Architectures = holdfast::detail::CompiledFor>
 void pre(const Pre& op, cuda::stream_ref stream) {
-  detail::check(op);
+  detail::validate(op);
   const std::int64_t tokens = op.residual.extent(0);
   if (tokens == 0) return;
   const auto what = [tokens] {

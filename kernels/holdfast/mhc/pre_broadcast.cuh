@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kPreBroadcastThreads)
 }
 
 /// \throws ContractError, see pre_broadcast.
-inline void check(const PreBroadcast& op) {
+inline void validate(const PreBroadcast& op) {
   const std::int64_t tokens = op.x.extent(0);
   const std::int64_t hidden = op.x.extent(1);
   Operands operands("pre_broadcast", tokens, hidden);
@@ -244,14 +244,14 @@ inline void check(const PreBroadcast& op) {
 ///   refused. Nothing is enqueued then.
 template <class Architectures = holdfast::detail::CompiledFor>
 void pre_broadcast(const PreBroadcast& op, cuda::stream_ref stream) {
-  detail::check(op);
+  detail::validate(op);
   const std::int64_t tokens = op.x.extent(0);
   if (tokens == 0) return;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(tokens));
   config.blockDim = dim3(detail::kPreBroadcastThreads);
   config.stream = holdfast::detail::native(stream);
-  holdfast::check(
+  holdfast::throw_on_error(
       cudaLaunchKernelEx(&config, detail::pre_broadcast_kernel<Architectures>, op),
       [tokens] { return "mhc::pre_broadcast of " + std::to_string(tokens) + " tokens: launch"; });
 }

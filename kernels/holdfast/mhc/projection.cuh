@@ -99,8 +99,8 @@ template <int Rows>
   const SumTree tree = SumTree::of(static_cast<int>(hidden));
   std::int64_t most = 0;
   for (const std::int64_t kind : {std::int64_t{kSomeTokens}, kSharedTokens, tokens}) {
-    const std::int64_t batch = std::min(tokens, kind);
-    most = std::max(most, batch * spread_of(batch, tree).partials(tree));
+    const std::int64_t batch = (std::min)(tokens, kind);
+    most = (std::max)(most, batch * spread_of(batch, tree).partials(tree));
   }
   return static_cast<std::size_t>(most) * kPartialFloats<Rows> * sizeof(float);
 }
@@ -362,7 +362,7 @@ __device__ void project(const Projection<Source>& op) {
   if constexpr (OneChunk) {
     emit(add_chunk(begin, [] {}), begin);
   } else {
-    const int end = min(begin + spread.block_chunks, tree.chunks);
+    const int end = (min)(begin + spread.block_chunks, tree.chunks);
     const bool keeps_total = spread.partial_chunks == tree.chunks;
     Sums<Rows, Tiles> segment{};
     Sums<Rows, Tiles> total{};
@@ -406,7 +406,7 @@ void launch_projection(const Projection<Source>& op, cuda::stream_ref stream, co
              static_cast<unsigned>((op.sums.tree.chunks - 1) / op.sums.spread.block_chunks + 1));
     config.blockDim = dim3(static_cast<unsigned>(threads));
     config.stream = holdfast::detail::native(stream);
-    holdfast::check(cudaLaunchKernelEx(&config, kernel, op), what);
+    holdfast::throw_on_error(cudaLaunchKernelEx(&config, kernel, op), what);
   };
   if (op.sums.spread.partial_chunks != 1) {
     launch(project_kernel<Architectures, Rows, 1, 8, false, Source>, kManyTokensBlock, 8 * kWarp);
@@ -429,7 +429,7 @@ __device__ void add_partials(const PartialSums& sums, std::int64_t token,
   const int thread = static_cast<int>(threadIdx.x);
   for (int i = thread; i < segment_count * kSums; i += Threads) {
     const int begin = i / kSums * per_segment;
-    const int end = min(begin + per_segment, count);
+    const int end = (min)(begin + per_segment, count);
     const float* at = partials + std::int64_t{begin} * kPartialFloats<Rows> + i % kSums;
     float sum = *at;
     for (int partial = begin + 1; partial < end; ++partial) sum += *(at += kPartialFloats<Rows>);

@@ -75,17 +75,17 @@ class View {
       fits = shape_[axis] == kOpen || shape_[axis] == tensor.shape()[axis];
       shape_[axis] = tensor.shape()[axis];
     }
-    expects(fits, Rule::shape_mismatch, [&tensor] {
+    throw_unless(fits, Rule::shape_mismatch, [&tensor] {
       return "mhc view of tensor " + to_string(tensor.shape()) + ": expected " + type_name() +
              ", * being any extent";
     });
     row_stride_ = tensor.strides()[0];
-    expects(tensor.shape().elements() == 0 || tensor.slice(0, 0, 1).is_contiguous(),
-            Rule::not_contiguous, [&tensor] {
-              return "mhc view of tensor " + to_string(tensor.shape()) + " with strides " +
-                     to_string(tensor.strides()) +
-                     ": expected rows without gaps; make it contiguous with Relayout first";
-            });
+    throw_unless(tensor.shape().elements() == 0 || tensor.slice(0, 0, 1).is_contiguous(),
+                 Rule::not_contiguous, [&tensor] {
+                   return "mhc view of tensor " + to_string(tensor.shape()) + " with strides " +
+                          to_string(tensor.strides()) +
+                          ": expected rows without gaps; make it contiguous with Relayout first";
+                 });
   }
 
   /// What may be written may be read.
