@@ -5,7 +5,7 @@
 add_library(holdfast.flags INTERFACE)
 
 # No -Wpedantic for CUDA: the host code that nvcc generates uses GNU line markers.
-set(warnings -Wall -Wextra -Wshadow -Wswitch-enum)
+set(warnings -Wall -Wextra -Wshadow)
 target_compile_options(
   holdfast.flags
   INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings};-Wpedantic>"

@@ -44,7 +44,8 @@ holdfast_macro_source(host_macro_source "${PROJECT_SOURCE_DIR}/include" hpp hold
 list(APPEND host_header_sources "${host_macro_source}")
 add_library(holdfast.headers.host OBJECT ${host_header_sources})
 target_link_libraries(holdfast.headers.host PRIVATE holdfast::holdfast holdfast.flags)
-target_compile_options(holdfast.headers.host PRIVATE -Werror)
+# -Wswitch-enum is on in many a project that includes us; our tests take a default for "the rest".
+target_compile_options(holdfast.headers.host PRIVATE -Werror -Wswitch-enum)
 
 holdfast_header_sources(cuda_header_sources "${PROJECT_SOURCE_DIR}/kernels" cuh cu)
 holdfast_macro_source(cuda_macro_source "${PROJECT_SOURCE_DIR}/kernels" cuh holdfast/kernels.cuh cu)
