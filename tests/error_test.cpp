@@ -208,7 +208,7 @@ TEST_F(CudaCheck, ALackOfMemoryThrowsOutOfMemory) {
 }
 
 TEST_F(CudaCheck, AMessageHasTextCallSiteNumberAndBothNamesOfTheError) {
-  const int line = __LINE__ + 1;
+  const int line = __LINE__ + 2;
   const std::string message =
       message_of([] { throw_on_error(cudaErrorInvalidDevice, "freeing 'b'"); });
   EXPECT_TRUE(contains(message, "freeing 'b'")) << message;
