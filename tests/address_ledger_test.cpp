@@ -23,10 +23,16 @@ using holdfast::AddressLedger;
 using holdfast::AddressRange;
 using Names = std::vector<std::string>;
 
+// An address that no other range has.
+std::uintptr_t somewhere() {
+  static std::atomic<std::uintptr_t> next{0x7000'0000'0000};
+  return next.fetch_add(0x1000);
+}
+
 // Ranges are numbers to the ledger: no memory stands behind these.
-AddressRange range(std::string name, std::uintptr_t base = 0x1000, std::size_t bytes = 256,
+AddressRange range(std::string name, std::uintptr_t base = somewhere(), std::size_t bytes = 256,
                    std::uint64_t buffer_id = 0) {
-  return {std::move(name), base, bytes, 0, buffer_id};
+  return {std::move(name), base, bytes, 0, {{base, bytes, buffer_id}}};
 }
 
 const void* at(std::uintptr_t address) {
@@ -92,13 +98,13 @@ TEST(AddressLedger, AnEmptyLedgerFindsNothing) {
 
 TEST(AddressLedger, KeepsEveryFieldOfARangeThroughItsLife) {
   AddressLedger ledger;
-  auto entry = ledger.enter({"layers.0.w", 0xABC00, 4096, 3, 77});
+  auto entry = ledger.enter({"layers.0.w", 0xABC00, 4096, 3, {{0xABC00, 4096, 77}}});
   const auto expect_same = [](const AddressRange& each) {
     EXPECT_EQ(each.name, "layers.0.w");
     EXPECT_EQ(each.base, 0xABC00U);
     EXPECT_EQ(each.bytes, 4096U);
     EXPECT_EQ(each.device, 3);
-    EXPECT_EQ(each.buffer_id, 77U);
+    EXPECT_EQ(each.backing.at(0).buffer_id, 77U);
   };
   ASSERT_EQ(ledger.live().size(), 1U);
   expect_same(ledger.live().front());
@@ -278,8 +284,8 @@ TEST(AddressLedger, AnAddressUsedAgainIsLiveAndRetiredAtOnce) {
   EXPECT_EQ(found(ledger, 0x1000), "new");
   ASSERT_EQ(ledger.retired().size(), 1U);
   EXPECT_EQ(ledger.retired().front().base, 0x1000U);
-  EXPECT_EQ(ledger.retired().front().buffer_id, 1U);
-  EXPECT_EQ(ledger.find(at(0x1000))->buffer_id, 2U);
+  EXPECT_EQ(ledger.retired().front().backing.at(0).buffer_id, 1U);
+  EXPECT_EQ(ledger.find(at(0x1000))->backing.at(0).buffer_id, 2U);
 }
 
 TEST(AddressLedger, AnAddressRetiredTwiceIsInTheHistoryTwice) {
@@ -287,18 +293,61 @@ TEST(AddressLedger, AnAddressRetiredTwiceIsInTheHistoryTwice) {
   { const auto entry = ledger.enter(range("a", 0x1000, 256, 1)); }
   { const auto entry = ledger.enter(range("a", 0x1000, 256, 2)); }
   ASSERT_EQ(ledger.retired().size(), 2U);
-  EXPECT_EQ(ledger.retired()[0].buffer_id, 1U);
-  EXPECT_EQ(ledger.retired()[1].buffer_id, 2U);
+  EXPECT_EQ(ledger.retired()[0].backing.at(0).buffer_id, 1U);
+  EXPECT_EQ(ledger.retired()[1].backing.at(0).buffer_id, 2U);
 }
 
-TEST(AddressLedger, AnAddressEnteredTwiceIsFoundUntilBothAreGone) {
+TEST(AddressLedger, BytesOfALiveRangeAreRefusedToEveryOther) {
   AddressLedger ledger;
-  auto first = ledger.enter(range("a"));
-  auto second = ledger.enter(range("a"));
-  first.retire();
-  EXPECT_EQ(found(ledger, 0x1000), "a");
-  second.retire();
-  EXPECT_EQ(found(ledger, 0x1000), "none");
+  auto entry = ledger.enter(range("owner", 0x1000, 256));
+  const auto refused = [&ledger](std::uintptr_t base, std::size_t bytes) {
+    try {
+      (void)ledger.enter(range("other", base, bytes));
+    } catch (const holdfast::ContractError& error) {
+      const std::string text = error.what();
+      EXPECT_EQ(error.rule(), holdfast::Rule::address_taken);
+      EXPECT_NE(text.find("'owner' holds 256 bytes from 0x1000 on"), std::string::npos) << text;
+      EXPECT_NE(text.find("'other'"), std::string::npos) << text;
+      return true;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refused(0x1000, 256));
+  EXPECT_TRUE(refused(0x10FF, 1));
+  EXPECT_TRUE(refused(0x0F00, 257));
+  EXPECT_TRUE(refused(0x0F00, 0x1000));
+  EXPECT_FALSE(refused(0x0F00, 256));
+  EXPECT_FALSE(refused(0x1100, 256));
+  EXPECT_FALSE(refused(0x1080, 0));
+  EXPECT_EQ(names(ledger.live()), Names{"owner"});
+  entry.retire();
+  EXPECT_FALSE(refused(0x1000, 256)) << "a retired range owns nothing";
+}
+
+TEST(AddressLedger, OfManyThreadsThatAskForTheSameBytesOneGetsThem) {
+  constexpr int kThreads = 8;
+  for (int round = 0; round < 200; ++round) {
+    AddressLedger ledger;
+    std::atomic<int> ready{0};
+    std::atomic<int> refused{0};
+    std::vector<AddressLedger::Entry> entries(kThreads);
+    {
+      std::vector<std::jthread> threads;
+      for (AddressLedger::Entry& entry : entries) {
+        threads.emplace_back([&] {
+          ready.fetch_add(1);
+          while (ready.load() < kThreads) std::this_thread::yield();
+          try {
+            entry = ledger.enter(range("same", 0x1000));
+          } catch (const holdfast::ContractError&) {
+            refused.fetch_add(1);
+          }
+        });
+      }
+    }
+    ASSERT_EQ(refused.load(), kThreads - 1);
+    ASSERT_EQ(ledger.live().size(), 1U);
+  }
 }
 
 void retire_all(AddressLedger& ledger, const Names& all) {
@@ -394,14 +443,14 @@ TEST(AddressLedger, TotalsAreRightAfterEightThreads) {
 
 TEST(AddressLedger, ListingsAreWholeWhileOtherThreadsWrite) {
   AddressLedger ledger(16);
-  const auto always = ledger.enter(range("always"));
+  const auto always = ledger.enter(range("always", 0x1000));
   std::atomic<bool> stop{false};
   {
     std::vector<std::jthread> writers;
     for (int writer = 0; writer < 4; ++writer) {
       writers.emplace_back([&ledger, &stop] {
         for (int round = 0; round < 20'000 && !stop.load(); ++round) {
-          ledger.enter(range("passing", 0x9000)).retire();
+          ledger.enter(range("passing")).retire();
         }
       });
     }

@@ -406,7 +406,7 @@ TYPED_TEST(MemoryResourceBattery, ItHasOneLedgerForLife) {
   auto& memory = fixture.resource();
   EXPECT_EQ(&memory.ledger(), &memory.ledger());
   EXPECT_EQ(&memory.ledger(), &fixture.ledger());
-  const auto entry = memory.ledger().enter({"a", 0x1000, 256, 0, 1});
+  const auto entry = memory.ledger().enter({"a", 0x1000, 256, 0, {}});
   EXPECT_EQ(fixture.ledger().live().size(), 1U);
 }
 

@@ -176,7 +176,7 @@ class Kept {
       : memory_(&memory), address_(buffer.data()), shape_(buffer.shape()) {
     const auto range = memory.ledger().find(address_);
     if (!range) throw std::logic_error("the ledger does not know the buffer");
-    buffer_id_ = range->buffer_id;
+    buffer_id_ = range->backing.at(0).buffer_id;
   }
   [[nodiscard]] const T* address() const { return address_; }
 
@@ -191,7 +191,7 @@ class Kept {
     EXPECT_EQ(range->name, buffer.name());
     EXPECT_EQ(range->base, reinterpret_cast<std::uintptr_t>(address_));
     EXPECT_EQ(range->bytes, static_cast<std::size_t>(shape_.elements()) * sizeof(T));
-    EXPECT_EQ(range->buffer_id, buffer_id_);
+    EXPECT_EQ(range->backing.at(0).buffer_id, buffer_id_);
   }
 
  private:
@@ -1648,7 +1648,7 @@ TEST_F(RefitCases, B107DestroyingDisturbsNoCaptureOfAnotherThread) {
   EXPECT_EQ(retired[0].name, "short-lived");
   EXPECT_EQ(retired[0].base, range->base);
   EXPECT_EQ(retired[0].bytes, kBytes);
-  EXPECT_EQ(retired[0].buffer_id, range->buffer_id);
+  EXPECT_EQ(retired[0].backing.at(0).buffer_id, range->backing.at(0).buffer_id);
   EXPECT_EQ(memory.leaked_bytes(), 0U);
   EXPECT_GE(free_memory() + slack, before + kBytes) << "the memory was not given back";
 

@@ -23,6 +23,7 @@
 #include <cuda/stream_ref>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -33,6 +34,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace holdfast {
 
@@ -142,6 +144,8 @@ class StableStorage {
   void expects_device(const char* operation, int found) const;
   void expects_sources(std::span<const ByteRange> sources) const;
   void expects_not_capturing(const char* operation, cudaStream_t stream) const;
+  [[nodiscard]] std::vector<Backing> backing_of(const TensorView& view, std::uintptr_t base,
+                                                std::size_t bytes) const;
   void enter(Allocation& fresh) const;
   void publish(Allocation& fresh, const Shape& shape) noexcept;
   void mark_filled(cudaStream_t stream, unsigned long long id);
@@ -226,8 +230,12 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
   expects_sources(sources);
 
   const DeviceGuard on_device(device());
+  const auto run_fill = [this, &fill](void* out) {
+    const DeviceGuard around_recipe(device());  // a recipe may leave another device current
+    fill(out);
+  };
   if (capturing == CaptureState::active) {
-    if (bytes > 0) fill(address());
+    if (bytes > 0) run_fill(address());
     return;
   }
   const unsigned long long id = stream_id(stream);
@@ -236,7 +244,7 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
     enter(fresh);
     if (bytes > 0) {
       try {
-        fill(fresh.address);
+        run_fill(fresh.address);
         mark_filled(stream, id);
       } catch (...) {
         // What was enqueued before the failure must not outlive the memory.
@@ -250,7 +258,7 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
     uses_.order_before(stream, id);
     fills_.order_before(stream, id);
     try {
-      fill(address());
+      run_fill(address());
       mark_filled(stream, id);
     } catch (...) {
       state_.store(State::unset, std::memory_order_release);
@@ -289,35 +297,12 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
   const std::size_t bytes = byte_count("adopt", view.shape());
   AddressLedger::Entry entry;
   if (bytes > 0) {
-    cudaPointerAttributes found{};
-    throw_on_error(cudaPointerGetAttributes(&found, address),
-                   [this] { return says("adopt", "asking what the address is"); });
-    const bool on_device =
-        found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
-    throw_unless(
-        on_device && found.device == device(), Rule::device_mismatch, [this, &found, on_device] {
-          return says("adopt",
-                      "expected memory of device " + std::to_string(device()) + ", found " +
-                          (on_device ? "memory of device " + std::to_string(found.device)
-                                     : std::string("an address that is no device memory")));
-        });
-    const std::size_t there = bytes_from(address);
-    throw_unless(bytes <= there, Rule::shape_mismatch, [this, &view, there] {
-      return says("adopt", "shape " + to_string(view.shape()) + " does not fit the " +
-                               std::to_string(there) +
-                               " bytes that its allocation has from this address on");
-    });
-    const auto taken = memory_.ledger().find_overlap(address, bytes);
-    throw_unless(!taken, Rule::address_taken, [this, &taken] {
-      return says("adopt", "buffer '" + taken->name +
-                               "' already holds some of these bytes; two "
-                               "buffers would overwrite each other's contents: share the one");
-    });
+    const auto base = reinterpret_cast<std::uintptr_t>(address);
     entry = memory_.ledger().enter({.name = name_,
-                                    .base = reinterpret_cast<std::uintptr_t>(address),
+                                    .base = base,
                                     .bytes = bytes,
                                     .device = device(),
-                                    .buffer_id = buffer_id(address)});
+                                    .backing = backing_of(view, base, bytes)});
   }
   shape_ = view.shape();
   bytes_ = bytes;
@@ -325,6 +310,42 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
   entry_ = std::move(entry);
   address_.store(bytes > 0 ? address : nullptr, std::memory_order_release);
   state_.store(State::unset, std::memory_order_release);
+}
+
+/// What stands behind the bytes that are to be adopted: one allocation, or mapped memory of one or
+/// more chunks, as allocators of engines map it.
+inline std::vector<Backing> StableStorage::backing_of(const TensorView& view, std::uintptr_t base,
+                                                      std::size_t bytes) const {
+  std::vector<Backing> parts;
+  const std::uintptr_t end = base + bytes;
+  for (std::uintptr_t at = base; at < end; at = parts.back().base + parts.back().bytes) {
+    const std::size_t there = at - base;
+    cudaPointerAttributes found{};
+    throw_on_error(cudaPointerGetAttributes(&found, reinterpret_cast<const void*>(at)),
+                   [this] { return says("adopt", "asking what the address is"); });
+    const bool on_device =
+        found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
+    // Behind an allocation of its own another one may begin by chance.
+    const bool goes_on =
+        at == base || (on_device && is_mapped_memory(at) && is_mapped_memory(base));
+    throw_unless(at == base || goes_on, Rule::shape_mismatch, [this, &view, bytes, there, at] {
+      return says("adopt", "shape " + to_string(view.shape()) + " takes " + std::to_string(bytes) +
+                               " bytes, but the memory ends after " + std::to_string(there) +
+                               ", at " + hex(at) + "; adopt what is there, or map the rest first");
+    });
+    throw_unless(on_device && found.device == device(), Rule::device_mismatch,
+                 [this, &found, on_device, at] {
+                   return says("adopt",
+                               "expected memory of device " + std::to_string(device()) +
+                                   ", found " +
+                                   (on_device ? "memory of device " + std::to_string(found.device)
+                                              : std::string("no device memory")) +
+                                   " at " + hex(at));
+                 });
+    const std::size_t part = (std::min)(end_of_allocation(at), end) - at;
+    parts.push_back({.base = at, .bytes = part, .buffer_id = buffer_id(at)});
+  }
+  return parts;
 }
 
 inline void StableStorage::mark_use(cudaStream_t stream) {
@@ -405,11 +426,13 @@ inline void StableStorage::expects_not_capturing(const char* operation, cudaStre
 
 inline void StableStorage::enter(Allocation& fresh) const {
   if (fresh.address == nullptr) return;
-  fresh.entry = memory_.ledger().enter({.name = name_,
-                                        .base = reinterpret_cast<std::uintptr_t>(fresh.address),
-                                        .bytes = fresh.bytes,
-                                        .device = device(),
-                                        .buffer_id = buffer_id(fresh.address)});
+  const auto base = reinterpret_cast<std::uintptr_t>(fresh.address);
+  fresh.entry = memory_.ledger().enter(
+      {.name = name_,
+       .base = base,
+       .bytes = fresh.bytes,
+       .device = device(),
+       .backing = {{.base = base, .bytes = fresh.bytes, .buffer_id = buffer_id(base)}}});
 }
 
 /// The caller then sets the state, which is what observers look at first.

@@ -26,7 +26,13 @@ bool valid_end(const void* pointer, std::size_t size, bool says_device) {
   if (allocation == nullptr) return !says_device;
   const auto* base = static_cast<const char*>(allocation->base);
   const auto offset = static_cast<std::size_t>(static_cast<const char*>(pointer) - base);
-  return size <= allocation->size - offset;
+  std::size_t there = allocation->size - offset;
+  while (there < size && allocation->chunk) {  // mapped memory goes on in the next chunk
+    allocation = find_allocation(static_cast<const char*>(pointer) + there);
+    if (allocation == nullptr || !allocation->chunk) break;
+    there += allocation->size;
+  }
+  return size <= there;
 }
 
 // A synchronous call may not wait for a stream that captures.

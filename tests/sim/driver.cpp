@@ -49,6 +49,17 @@ struct Entry {
 
 const Entry kEntries[] = {
     {"cuPointerGetAttribute", 4000, reinterpret_cast<void*>(&cu_pointer_get_attribute)},
+    {"cuMemGetAllocationGranularity", 10020,
+     reinterpret_cast<void*>(&cu_mem_get_allocation_granularity)},
+    {"cuMemAddressReserve", 10020, reinterpret_cast<void*>(&cu_mem_address_reserve)},
+    {"cuMemAddressFree", 10020, reinterpret_cast<void*>(&cu_mem_address_free)},
+    {"cuMemCreate", 10020, reinterpret_cast<void*>(&cu_mem_create)},
+    {"cuMemRelease", 10020, reinterpret_cast<void*>(&cu_mem_release)},
+    {"cuMemMap", 10020, reinterpret_cast<void*>(&cu_mem_map)},
+    {"cuMemUnmap", 10020, reinterpret_cast<void*>(&cu_mem_unmap)},
+    {"cuMemSetAccess", 10020, reinterpret_cast<void*>(&cu_mem_set_access)},
+    {"cuMemRetainAllocationHandle", 11000,
+     reinterpret_cast<void*>(&cu_mem_retain_allocation_handle)},
 };
 
 cudaError_t look_up(const char* name, void** out, unsigned version, unsigned long long flags,

@@ -48,7 +48,7 @@ cudaError_t release(Lock& lock, void* pointer, cudaMemoryType type) {
   if (code != cudaSuccess || pointer == nullptr) return code;
   const auto key = reinterpret_cast<std::uintptr_t>(pointer);
   auto found = state().allocations.find(key);
-  if (found == state().allocations.end() || found->second.type != type) {
+  if (found == state().allocations.end() || found->second.type != type || found->second.chunk) {
     return cudaErrorInvalidValue;
   }
   const unsigned long long id = found->second.buffer_id;

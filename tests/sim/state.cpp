@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <sched.h>
+#include <sys/mman.h>
 
 namespace sim {
 namespace detail {
@@ -69,12 +70,18 @@ void reset() {
   for (const auto& [handle, node] : s.nodes) node->after.clear();
 
   std::map<std::uintptr_t, Allocation> allocations = std::move(s.allocations);
+  std::map<std::uintptr_t, std::size_t> reservations = std::move(s.reservations);
   State fresh;
   fresh.epoch = s.epoch + 1;
   fresh.next_id = s.next_id;  // ids are unique for the process
   s = std::move(fresh);
   unlocked(lock, [&] {
-    for (const auto& [address, allocation] : allocations) std::free(allocation.base);
+    for (const auto& [address, allocation] : allocations) {
+      if (!allocation.chunk) std::free(allocation.base);
+    }
+    for (const auto& [address, size] : reservations) {
+      (void)munmap(reinterpret_cast<void*>(address), size);  // NOLINT(performance-no-int-to-ptr)
+    }
   });
 }
 

@@ -208,12 +208,27 @@ struct Event {
   std::vector<Ref<Node>> frontier;
 };
 
+// Memory that a program maps itself, alive while a handle or a mapping holds it.
+struct Chunk {
+  Chunk() = default;
+  ~Chunk();
+  Chunk(const Chunk&) = delete;
+  Chunk& operator=(const Chunk&) = delete;
+
+  int references = 0;
+  int file = -1;
+  std::size_t size = 0;
+  int device = 0;
+};
+
+// What the driver takes for one allocation; a mapping of a chunk is one too.
 struct Allocation {
   void* base = nullptr;
   std::size_t size = 0;
   cudaMemoryType type = cudaMemoryTypeDevice;
   int device = 0;
   unsigned long long buffer_id = 0;
+  Ref<Chunk> chunk = {};  // none but for a mapping
 };
 
 struct Route {
@@ -236,6 +251,8 @@ struct State {
   std::uint64_t clock = 0;
 
   std::map<std::uintptr_t, Allocation> allocations;
+  std::map<std::uintptr_t, std::size_t> reservations;  // of addresses, to their sizes
+  std::map<CUmemGenericAllocationHandle, std::pair<Ref<Chunk>, int>> chunks;  // and references
   std::array<std::size_t, kDevices> capacity{kDefaultCapacity, kDefaultCapacity};
 
   std::array<Ref<Stream>, kDevices> legacy;
@@ -342,6 +359,23 @@ cudaError_t copy(Lock& lock, void* to, const void* from, std::size_t size, cudaM
                  cudaStream_t stream, bool synchronous);
 cudaError_t set(Lock& lock, void* to, int value, std::size_t size, cudaStream_t stream,
                 bool synchronous);
+
+// --- vmm.cpp, the driver's functions of the like names
+
+CUresult cu_mem_get_allocation_granularity(std::size_t* out, const CUmemAllocationProp* properties,
+                                           CUmemAllocationGranularity_flags option);
+CUresult cu_mem_address_reserve(CUdeviceptr* out, std::size_t size, std::size_t alignment,
+                                CUdeviceptr wish, unsigned long long flags);
+CUresult cu_mem_address_free(CUdeviceptr address, std::size_t size);
+CUresult cu_mem_create(CUmemGenericAllocationHandle* out, std::size_t size,
+                       const CUmemAllocationProp* properties, unsigned long long flags);
+CUresult cu_mem_release(CUmemGenericAllocationHandle handle);
+CUresult cu_mem_map(CUdeviceptr address, std::size_t size, std::size_t offset,
+                    CUmemGenericAllocationHandle handle, unsigned long long flags);
+CUresult cu_mem_unmap(CUdeviceptr address, std::size_t size);
+CUresult cu_mem_set_access(CUdeviceptr address, std::size_t size, const CUmemAccessDesc* access,
+                           std::size_t count);
+CUresult cu_mem_retain_allocation_handle(CUmemGenericAllocationHandle* out, void* address);
 
 // --- launch.cpp
 

@@ -81,7 +81,7 @@ class Refit : public Cuda {
   }
   [[nodiscard]] std::uint64_t allocation_id() {
     const auto range = memory->ledger().find(buffer->data());
-    return range ? range->buffer_id : 0;
+    return range ? range->backing.at(0).buffer_id : 0;
   }
 
   std::optional<holdfast::DeviceResource> memory;

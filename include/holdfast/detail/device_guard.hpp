@@ -20,29 +20,32 @@ namespace holdfast::detail {
   return device;
 }
 
+/// Whatever becomes current inside the scope, by the guard or by code of others that the scope
+/// calls, the caller's device is current again after it.
 class DeviceGuard {
  public:
   /// \throws CudaError if the device cannot be made current; then nothing has changed.
-  explicit DeviceGuard(int device) : previous_(current_device()), changed_(previous_ != device) {
-    if (changed_) {
-      throw_on_error(cudaSetDevice(device),
-                     [device] { return "making device " + std::to_string(device) + " current"; });
-    }
+  explicit DeviceGuard(int device) : previous_(current_device()) {
+    if (previous_ == device) return;
+    throw_on_error(cudaSetDevice(device),
+                   [device] { return "making device " + std::to_string(device) + " current"; });
   }
   /// For destructors: goes on as well as it can.
-  DeviceGuard(int device, std::nothrow_t /*tag*/) noexcept {
-    changed_ = succeeded(cudaGetDevice(&previous_)) && previous_ != device &&
-               succeeded(cudaSetDevice(device));
+  DeviceGuard(int device, std::nothrow_t /*tag*/) noexcept
+      : known_(succeeded(cudaGetDevice(&previous_))) {
+    if (known_ && previous_ != device) (void)succeeded(cudaSetDevice(device));
   }
   ~DeviceGuard() {
-    if (changed_) (void)succeeded(cudaSetDevice(previous_));
+    int now = 0;
+    if (!known_ || (succeeded(cudaGetDevice(&now)) && now == previous_)) return;
+    (void)succeeded(cudaSetDevice(previous_));
   }
   DeviceGuard(const DeviceGuard&) = delete;  // one scope, one restore
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
   int previous_ = 0;
-  bool changed_ = false;
+  bool known_ = true;
 };
 
 }  // namespace holdfast::detail

@@ -39,27 +39,37 @@ template <class Function>
 /// What the driver knows of the allocation that holds `address`.
 /// \throws CudaError, also if `address` lies in no CUDA allocation.
 template <class Value>
-[[nodiscard]] Value pointer_attribute(CUpointer_attribute attribute, const void* address) {
+[[nodiscard]] Value pointer_attribute(CUpointer_attribute attribute, std::uintptr_t address) {
   const auto get = entry_point<PFN_cuPointerGetAttribute_v4000>("cuPointerGetAttribute", 4000);
   Value value{};
   // The driver's error numbers are the runtime's.
-  throw_on_error(
-      static_cast<cudaError_t>(get(&value, attribute, reinterpret_cast<CUdeviceptr>(address))),
-      "asking the driver about an allocation");
+  throw_on_error(static_cast<cudaError_t>(get(&value, attribute, address)),
+                 "asking the driver about an allocation");
   return value;
 }
 
-/// The driver's number for an allocation. It is never reused in the life of the process, so it
-/// tells a block from a later one at the same address.
-[[nodiscard]] inline std::uint64_t buffer_id(const void* address) {
+/// The driver's number for an allocation, or for one mapping of memory. It is never reused in the
+/// life of the process, so it tells a block from a later one at the same address.
+[[nodiscard]] inline std::uint64_t buffer_id(std::uintptr_t address) {
   return pointer_attribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
 }
 
-/// How many bytes of its allocation lie at `address` and behind it.
-[[nodiscard]] inline std::size_t bytes_from(const void* address) {
-  const auto base = pointer_attribute<CUdeviceptr>(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address);
-  const auto size = pointer_attribute<std::size_t>(CU_POINTER_ATTRIBUTE_RANGE_SIZE, address);
-  return size - (reinterpret_cast<CUdeviceptr>(address) - base);
+/// The end of the allocation, or of the chunk of mapped memory, that holds `address`.
+[[nodiscard]] inline std::uintptr_t end_of_allocation(std::uintptr_t address) {
+  return pointer_attribute<CUdeviceptr>(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) +
+         pointer_attribute<std::size_t>(CU_POINTER_ATTRIBUTE_RANGE_SIZE, address);
+}
+
+/// Whether `address` lies in memory that somebody mapped (cuMemMap), and not in an allocation of
+/// its own. Only there do neighbours belong together: an owner maps chunk behind chunk.
+[[nodiscard]] inline bool is_mapped_memory(std::uintptr_t address) {
+  const auto retain =
+      entry_point<PFN_cuMemRetainAllocationHandle_v11000>("cuMemRetainAllocationHandle", 11000);
+  const auto release = entry_point<PFN_cuMemRelease_v10020>("cuMemRelease", 10020);
+  CUmemGenericAllocationHandle handle = 0;
+  if (retain(&handle, reinterpret_cast<void*>(address)) != CUDA_SUCCESS) return false;
+  throw_on_error(static_cast<cudaError_t>(release(handle)), "releasing a handle of mapped memory");
+  return true;
 }
 
 }  // namespace holdfast::detail
