@@ -10,7 +10,9 @@
 /// op/hidden:H/tokens:T/l2:warm|cold, where op is
 /// - pre, and pre_norm with RMSNorm;
 /// - pre_broadcast, with RMSNorm and residual_out;
-/// - post.
+/// - post;
+/// - post_pre, with RMSNorm;
+/// - head.
 ///
 /// The time is that of one call: a chain of dependent calls on one stream, 20 or more, between two
 /// events, divided by their number; behind a first replay, so that the host is ahead. `warm`: all
@@ -23,7 +25,8 @@
 ///   beside copy_rate, which every run measures and which can make it void (see copy_rate.cuh).
 /// - floor_us: those bytes at 4.3 TB/s.
 /// - mixes_rel_rms: the error of mixes against the f64 oracle, relative, root mean square over up
-///   to 64 tokens; of one more call, with the optional output that the timed calls leave out.
+///   to 64 tokens; of one more call, with the optional output that the timed calls leave out. Those
+///   of post_pre are of the residual that it returned, in bf16.
 ///
 /// A batch repeats 64 tokens of N(0, 1). After the last sample every result is checked: those of
 /// the first 64 tokens must be what the oracle allows, and all others have the bits of these.
@@ -102,7 +105,7 @@ std::span<const T> row_of(const std::vector<T>& matrix, std::int64_t index, std:
 
 // --- Inputs, and what they must lead to
 
-/// A weight of pre, and what the oracle makes of each of the distinct tokens.
+/// Weights of one operation, and what the oracle makes of each of the distinct tokens.
 struct Reference {
   test::mhc::Weights weights;
   std::vector<bf16> norm_weight;
@@ -117,6 +120,7 @@ struct Inputs {
   std::vector<bf16> residual_bf16;
   Reference pre;
   Reference pre_broadcast;
+  Reference head;
   std::vector<float> post;  // [kDistinct, 4], what pre gives, for the operations that take it
   std::vector<float> comb;  // [kDistinct, 4, 4], likewise
 
@@ -138,12 +142,15 @@ struct Inputs {
     in.residual_bf16 = to_bf16(in.residual);
     in.pre.weights = test::mhc::make_weights(kStreams * width, width, 3);
     in.pre_broadcast.weights = test::mhc::make_weights(width, width, 4);
-    for (Reference* reference : {&in.pre, &in.pre_broadcast}) {
+    in.head.weights = test::mhc::head_of(test::mhc::make_weights(kStreams * width, width, 5));
+    for (Reference* reference : {&in.pre, &in.pre_broadcast, &in.head}) {
       reference->norm_weight = to_bf16(reference->weights.norm_weight);
     }
     for (std::int64_t token = 0; token < kDistinct; ++token) {
-      in.pre.outcomes.push_back(test::mhc::pre(row_of(in.residual, token, kStreams * hidden),
-                                               in.pre.weights, test::mhc::Constants{}));
+      const auto residual = row_of(in.residual, token, kStreams * hidden);
+      in.pre.outcomes.push_back(test::mhc::pre(residual, in.pre.weights, test::mhc::Constants{}));
+      in.head.outcomes.push_back(
+          test::mhc::head(residual, in.head.weights, test::mhc::Constants{}));
       in.pre_broadcast.outcomes.push_back(test::mhc::pre_broadcast(
           row_of(in.x, token, hidden), in.pre_broadcast.weights, test::mhc::Constants{}));
       const test::mhc::Outcome& outcome = in.pre.outcomes.back();
@@ -316,14 +323,14 @@ class Sets {
   std::optional<Array<std::byte>> memory_;
 };
 
-/// The weights of pre, whichever of its kinds.
-struct PreWeights {
+/// The weights of an operation that projects.
+struct DeviceWeights {
   Tensor<float> fn;
   Tensor<float> scale;
   Tensor<float> base;
   Tensor<bf16> norm_weight;
 
-  PreWeights(Sets& sets, const Reference& reference)
+  DeviceWeights(Sets& sets, const Reference& reference)
       : fn(sets.weight(reference.weights.fn)),
         scale(sets.weight(reference.weights.scale)),
         base(sets.weight(reference.weights.base)),
@@ -414,7 +421,7 @@ class Pre {
   Shape shape_;
   const Inputs& inputs_;
   Tensor<bf16> residual_;
-  PreWeights weights_;
+  DeviceWeights weights_;
   PreResults results_;
   Tensor<std::byte> workspace_;
 };
@@ -433,7 +440,8 @@ class PreBroadcast {
         residual_out_(sets.results<bf16>(kStreams * shape.hidden)) {}
 
   [[nodiscard]] double bytes() const {
-    return static_cast<double>(12 * shape_.hidden * shape_.tokens + 96 * shape_.hidden);
+    return static_cast<double>(12 * shape_.hidden * shape_.tokens + 96 * shape_.hidden +
+                               80 * shape_.tokens);
   }
   void launch(int set, float* mixes, cuda::stream_ref stream) const {
     const auto at = sets_.set(set);
@@ -470,10 +478,24 @@ class PreBroadcast {
   Shape shape_;
   const Inputs& inputs_;
   Tensor<bf16> x_;
-  PreWeights weights_;
+  DeviceWeights weights_;
   PreResults results_;
   Tensor<bf16> residual_out_;
 };
+
+/// Empty, or the first difference of new streams [tokens, 4, hidden] from what the oracle allows.
+std::string residual_difference(const std::vector<bf16>& got, const Inputs& in,
+                                const Shape& shape) {
+  const std::int64_t width = kStreams * shape.hidden;
+  for (std::int64_t token = 0; token < std::min(shape.tokens, kDistinct); ++token) {
+    const test::mhc::Mixed want = test::mhc::post(
+        row_of(in.x, token, shape.hidden), row_of(in.residual, token, width),
+        row_of(in.post, token, kStreams), row_of(in.comb, token, kStreams * kStreams));
+    const std::string found = test::mhc::difference(want, to_float(row_of(got, token, width)));
+    if (!found.empty()) return "token " + std::to_string(token) + ": " + found;
+  }
+  return {};
+}
 
 class Post {
  public:
@@ -503,16 +525,7 @@ class Post {
                         stream);
   }
   [[nodiscard]] std::string difference() const {
-    const std::int64_t width = kStreams * shape_.hidden;
-    const std::vector<bf16> got = sets_.download(residual_out_);
-    for (std::int64_t token = 0; token < std::min(shape_.tokens, kDistinct); ++token) {
-      const test::mhc::Mixed want = test::mhc::post(
-          row_of(inputs_.x, token, shape_.hidden), row_of(inputs_.residual, token, width),
-          row_of(inputs_.post, token, kStreams), row_of(inputs_.comb, token, kStreams * kStreams));
-      const std::string found = test::mhc::difference(want, to_float(row_of(got, token, width)));
-      if (!found.empty()) return "token " + std::to_string(token) + ": " + found;
-    }
-    return {};
+    return residual_difference(sets_.download(residual_out_), inputs_, shape_);
   }
 
  private:
@@ -524,6 +537,138 @@ class Post {
   Tensor<float> post_;
   Tensor<float> comb_;
   Tensor<bf16> residual_out_;
+};
+
+class PostPre {
+ public:
+  static constexpr int kMixes = ::kMixes;
+
+  PostPre(Sets& sets, const Shape& shape)
+      : sets_(sets),
+        shape_(shape),
+        inputs_(Inputs::of(shape.hidden)),
+        x_(sets.activations(inputs_.x_bf16)),
+        residual_(sets.activations(inputs_.residual_bf16)),
+        post_(sets.activations(inputs_.post)),
+        comb_(sets.activations(inputs_.comb)),
+        weights_(sets, inputs_.pre),
+        residual_out_(sets.results<bf16>(kStreams * shape.hidden)),
+        results_(sets, shape.hidden),
+        workspace_(sets.workspace(bytes_of_workspace())) {}
+
+  [[nodiscard]] double bytes() const {
+    return static_cast<double>(20 * shape_.hidden * shape_.tokens + 384 * shape_.hidden +
+                               160 * shape_.tokens);
+  }
+  void launch(int set, float* mixes, cuda::stream_ref stream) const {
+    const auto at = sets_.set(set);
+    const auto [hidden, tokens] = shape_;
+    holdfast::mhc::PostPre op{.x = {at(x_), tokens, hidden},
+                              .residual = {at(residual_), tokens, hidden},
+                              .post = {at(post_), tokens},
+                              .comb = {at(comb_), tokens},
+                              .fn = {at(weights_.fn), hidden},
+                              .scale = {at(weights_.scale)},
+                              .base = {at(weights_.base)},
+                              .norm_weight = {at(weights_.norm_weight), hidden},
+                              .residual_out = {at(residual_out_), tokens, hidden},
+                              .post_out = {at(results_.post), tokens},
+                              .comb_out = {at(results_.comb), tokens},
+                              .layer_input = {at(results_.layer_input), tokens, hidden},
+                              .workspace = {at(workspace_), bytes_of_workspace()}};
+    if (mixes != nullptr) op.mixes = {mixes, tokens};
+    holdfast::mhc::post_pre(op, stream);
+  }
+  [[nodiscard]] std::string difference() const {
+    const std::string found = residual_difference(sets_.download(residual_out_), inputs_, shape_);
+    if (!found.empty()) return found;
+    return results_.difference(sets_, shape_, outcomes(), inputs_.pre.weights);
+  }
+  /// Of the new streams that the operation returned: where f32 and f64 round one to different bf16,
+  /// all mixes differ by more than the promise.
+  [[nodiscard]] std::vector<test::mhc::Outcome> outcomes() const {
+    const std::int64_t width = kStreams * shape_.hidden;
+    const std::vector<float> streams = to_float(sets_.download(residual_out_));
+    std::vector<test::mhc::Outcome> result;
+    for (std::int64_t token = 0; token < std::min(shape_.tokens, kDistinct); ++token) {
+      result.push_back(test::mhc::pre(row_of(streams, token, width), inputs_.pre.weights,
+                                      test::mhc::Constants{}));
+    }
+    return result;
+  }
+
+ private:
+  [[nodiscard]] std::size_t bytes_of_workspace() const {
+    return holdfast::mhc::post_pre_workspace_bytes(shape_.tokens, shape_.hidden);
+  }
+
+  const Sets& sets_;
+  Shape shape_;
+  const Inputs& inputs_;
+  Tensor<bf16> x_;
+  Tensor<bf16> residual_;
+  Tensor<float> post_;
+  Tensor<float> comb_;
+  DeviceWeights weights_;
+  Tensor<bf16> residual_out_;
+  PreResults results_;
+  Tensor<std::byte> workspace_;
+};
+
+class Head {
+ public:
+  static constexpr int kMixes = kStreams;
+
+  Head(Sets& sets, const Shape& shape)
+      : sets_(sets),
+        shape_(shape),
+        inputs_(Inputs::of(shape.hidden)),
+        residual_(sets.activations(inputs_.residual_bf16)),
+        weights_(sets, inputs_.head),
+        hidden_states_(sets.results<bf16>(shape.hidden)),
+        workspace_(sets.workspace(bytes_of_workspace())) {}
+
+  [[nodiscard]] double bytes() const {
+    return static_cast<double>(10 * shape_.hidden * shape_.tokens + 64 * shape_.hidden);
+  }
+  void launch(int set, float* mixes, cuda::stream_ref stream) const {
+    const auto at = sets_.set(set);
+    const auto [hidden, tokens] = shape_;
+    holdfast::mhc::Head op{.residual = {at(residual_), tokens, hidden},
+                           .fn = {at(weights_.fn), hidden},
+                           .scale = {at(weights_.scale)},
+                           .base = {at(weights_.base)},
+                           .hidden_states = {at(hidden_states_), tokens, hidden},
+                           .workspace = {at(workspace_), bytes_of_workspace()}};
+    if (mixes != nullptr) op.mixes = {mixes, tokens};
+    holdfast::mhc::head(op, stream);
+  }
+  [[nodiscard]] std::string difference() const {
+    const auto got = sets_.download(hidden_states_);
+    for (std::int64_t token = 0; token < std::min(shape_.tokens, kDistinct); ++token) {
+      const std::string found = test::mhc::head_difference(
+          outcomes()[static_cast<std::size_t>(token)], test::mhc::Weights{}, test::mhc::Constants{},
+          to_float(row_of(got, token, shape_.hidden)));
+      if (!found.empty()) return "token " + std::to_string(token) + ": " + found;
+    }
+    return {};
+  }
+  [[nodiscard]] const std::vector<test::mhc::Outcome>& outcomes() const {
+    return inputs_.head.outcomes;
+  }
+
+ private:
+  [[nodiscard]] std::size_t bytes_of_workspace() const {
+    return holdfast::mhc::head_workspace_bytes(shape_.tokens, shape_.hidden);
+  }
+
+  const Sets& sets_;
+  Shape shape_;
+  const Inputs& inputs_;
+  Tensor<bf16> residual_;
+  DeviceWeights weights_;
+  Tensor<bf16> hidden_states_;
+  Tensor<std::byte> workspace_;
 };
 
 // --- The measurement
@@ -543,10 +688,11 @@ template <class Op>
 double error_of_mixes(const Op& op, const std::vector<float>& mixes, const Shape& shape) {
   const std::int64_t count = std::min(shape.tokens, kDistinct);
   const std::int64_t apart = (shape.tokens / count - 1) | 1;  // odd, as kDistinct is a power of 2
+  const auto& outcomes = op.outcomes();
   test::mhc::RelativeRms rms;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t token = i * apart;
-    const auto& want = op.outcomes()[static_cast<std::size_t>(token % kDistinct)].mixes;
+    const auto& want = outcomes[static_cast<std::size_t>(token % kDistinct)].mixes;
     rms.add(std::span(want).first(Op::kMixes), row_of(mixes, token, Op::kMixes));
   }
   return rms.value();
@@ -609,5 +755,7 @@ int main(int argc, char** argv) {
     add_shapes<Pre<true>>("pre_norm");
     add_shapes<PreBroadcast>("pre_broadcast");
     add_shapes<Post>("post");
+    add_shapes<PostPre>("post_pre");
+    add_shapes<Head>("head");
   });
 }
