@@ -5,10 +5,10 @@
     python3 benchmarks/peers/mhc_torch.py --ours mhc.json --json mhc_torch.json
     python3 benchmarks/peers/mhc_torch.py --ops post,pre --hidden 4096 --tokens 1,64
 
-The operations are written as their equations stand, in f32 with TF32 off, for batches of bf16:
-pre (without RMSNorm), pre_broadcast (with RMSNorm and residual_out), post, post_pre (with RMSNorm),
-head. Each runs as it is (eager) and through torch.compile, for its shape alone; mixes are among its
-results.
+The operations, names and shapes are those of holdfast.bench.mhc, written as their equations stand,
+in f32 with TF32 off, for batches of bf16: pre, pre_norm (with RMSNorm), pre_broadcast (with RMSNorm
+and residual_out), post, post_pre (with RMSNorm), head. Each runs as it is (eager) and through
+torch.compile, for its shape alone; mixes are among its results.
 
 us     one of 20 calls in a replayed graph, between two events, behind a first replay; the median.
        All calls use the same tensors (warm L2). `ratio` is the faster of the two by --ours, which
@@ -17,8 +17,10 @@ error  of mixes, relative, root mean square, against f64 over the first 64 token
        are of the residual that it returned, in bf16; a compiled one may project what it had before
        it rounded, which shows here.
 
-A case that cannot be compiled or run is reported as failed, with its reason; one for which --seconds
-left no time, as such. Each result must be within 1 % of f64 (root mean square), else it is WRONG.
+Compiling takes longer than all else, so --seconds bounds the run: eager comes first, then
+torch.compile in the order of --tokens, every operation with the first, then with the next. A case
+that cannot be compiled or run is reported as failed, with its reason; one for which no time was
+left, as such. Each result must be within 1 % of f64 (root mean square), else it is WRONG.
 copy_ must reach 4.0 TB/s, else the run is void.
 """
 
@@ -90,10 +92,11 @@ def mix(x, residual, post, comb):
     return out.bfloat16()
 
 
-def run_pre(residual, fn, scale, base):
+def run_pre(residual, fn, scale, base, norm_weight=None):
     mixes = mixes_of(residual.flatten(1), fn)
     pre, post, comb = coefficients(mixes, scale, base)
-    return mixes, post, comb, collapse(pre, residual).bfloat16()
+    y = collapse(pre, residual)
+    return mixes, post, comb, y.bfloat16() if norm_weight is None else norm(y, norm_weight)
 
 
 def run_pre_broadcast(x, fn_broadcast, scale, base, norm_weight):
@@ -109,9 +112,7 @@ def run_post(x, residual, post, comb):
 
 def run_post_pre(x, residual, post, comb, fn, scale, base, norm_weight):
     residual_out = mix(x, residual, post, comb)
-    mixes = mixes_of(residual_out.flatten(1), fn)
-    pre, next_post, next_comb = coefficients(mixes, scale, base)
-    return mixes, next_post, next_comb, norm(collapse(pre, residual_out), norm_weight), residual_out
+    return *run_pre(residual_out, fn, scale, base, norm_weight), residual_out
 
 
 def run_head(residual, fn, scale, base):
@@ -123,13 +124,14 @@ def run_head(residual, fn, scale, base):
 # Each with the names of its results.
 OPS = {
     "pre": (run_pre, ("mixes", "post", "comb", "layer_input")),
+    "pre_norm": (run_pre, ("mixes", "post", "comb", "layer_input")),
     "pre_broadcast": (
         run_pre_broadcast,
         ("mixes", "post", "comb", "layer_input", "residual_out"),
     ),
     "post": (run_post, ("residual_out",)),
     "post_pre": (run_post_pre, ("mixes", "post", "comb", "layer_input", "residual_out")),
-    "head": (run_head, ("mixes", "layer_input")),
+    "head": (run_head, ("mixes", "hidden_states")),
 }
 
 # --- The measurement
@@ -150,8 +152,9 @@ def inputs_of(op, hidden, tokens):
         return 0.02 * normal(rows, width), scale, normal(rows)
 
     norm_weight = (1 + 0.25 * normal(hidden)).bfloat16()
-    if op == "pre":
-        return (batch(STREAMS, hidden), *weights(MIXES, STREAMS * hidden)), 1
+    if op in ("pre", "pre_norm"):
+        norms = (norm_weight,) if op == "pre_norm" else ()
+        return (batch(STREAMS, hidden), *weights(MIXES, STREAMS * hidden), *norms), 1
     if op == "pre_broadcast":
         return (batch(hidden), *weights(MIXES, hidden), norm_weight), 1
     if op == "head":
@@ -293,12 +296,13 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ops", type=names, default=list(OPS), help="default all")
     parser.add_argument("--hidden", type=numbers, default=[4096, 7168], help="default 4096,7168")
+    tokens = [1, 64, 1024, 16384, 8, 256, 4096]  # few and many first, in case time runs out
     parser.add_argument(
-        "--tokens", type=numbers, default=[1, 64, 1024, 16384], help="default 1,64,1024,16384"
+        "--tokens", type=numbers, default=tokens, help=f"default {','.join(map(str, tokens))}"
     )
     parser.add_argument("--samples", type=int, default=21, help="default 21; from 4096 tokens 7")
     parser.add_argument(
-        "--seconds", type=float, default=120, help="no case begins after that (default 120)"
+        "--seconds", type=float, default=150, help="no case begins after that (default 150)"
     )
     parser.add_argument("--ours", metavar="FILE", help="the JSON of holdfast.bench.mhc")
     parser.add_argument("--json", metavar="FILE", help="write the numbers here too")
@@ -338,7 +342,7 @@ def main():
         (op, hidden, tokens)
         for op in arguments.ops
         for hidden in arguments.hidden
-        for tokens in arguments.tokens
+        for tokens in sorted(arguments.tokens)
     ]
     found = {case: dict(zip(("op", "hidden", "tokens"), case)) for case in cases}
     for case in cases:
