@@ -9,6 +9,8 @@
 /// meaning: every range that a buffer owns, and a bounded history of ranges that were given up. It
 /// reads and writes no device memory. Safe to use from several threads.
 
+#include "holdfast/detail/cxx20.hpp"
+
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
