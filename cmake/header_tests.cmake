@@ -1,8 +1,8 @@
 # SPDX-FileCopyrightText: The holdfast authors
 # SPDX-License-Identifier: Apache-2.0
 
-# Every header compiles on its own, twice over, in one generated source file, and all of them behind macros. CMake's VERIFY_INTERFACE_HEADER_SETS
-# would do, but it skips .cuh.
+# Every header compiles on its own, twice over, in one generated source file, and all of them behind macros. CMake's
+# VERIFY_INTERFACE_HEADER_SETS would do, but it skips .cuh. As C++17 every header is refused in one line.
 
 # holdfast_header_sources(<out> <root> <header suffix> <source suffix>)
 function(holdfast_header_sources out root header_suffix source_suffix)
@@ -40,6 +40,7 @@ function(holdfast_macro_source out root header_suffix umbrella source_suffix)
 endfunction()
 
 holdfast_header_sources(host_header_sources "${PROJECT_SOURCE_DIR}/include" hpp cpp)
+set(cxx17_sources ${host_header_sources})
 holdfast_macro_source(host_macro_source "${PROJECT_SOURCE_DIR}/include" hpp holdfast/holdfast.hpp cpp)
 list(APPEND host_header_sources "${host_macro_source}")
 add_library(holdfast.headers.host OBJECT ${host_header_sources})
@@ -48,6 +49,7 @@ target_link_libraries(holdfast.headers.host PRIVATE holdfast::holdfast holdfast.
 target_compile_options(holdfast.headers.host PRIVATE -Werror -Wswitch-enum)
 
 holdfast_header_sources(cuda_header_sources "${PROJECT_SOURCE_DIR}/kernels" cuh cu)
+list(APPEND cxx17_sources ${cuda_header_sources})
 holdfast_macro_source(cuda_macro_source "${PROJECT_SOURCE_DIR}/kernels" cuh holdfast/kernels.cuh cu)
 list(APPEND cuda_header_sources "${cuda_macro_source}")
 add_library(holdfast.headers.cuda OBJECT ${cuda_header_sources})
@@ -68,3 +70,21 @@ if(HOLDFAST_CLANG)
 else()
   set_property(GLOBAL APPEND PROPERTY holdfast_left_out "header test with clang++ (no clang++ found)")
 endif()
+
+# holdfast_cxx17_test(<name> <compiler with its options> <source>...)
+function(holdfast_cxx17_test name compiler)
+  set(include_dirs "$<TARGET_PROPERTY:holdfast.headers.cuda,INCLUDE_DIRECTORIES>")
+  add_test(
+    NAME headers.cxx17.${name}
+    COMMAND "${CMAKE_COMMAND}" "-DCOMPILER=${compiler};-std=c++17;-I$<JOIN:${include_dirs},;-I>" "-DSOURCES=${ARGN}" -P
+            "${PROJECT_SOURCE_DIR}/cmake/check_cxx17.cmake")
+  set_tests_properties(headers.cxx17.${name} PROPERTIES TIMEOUT 120)
+endfunction()
+# The refusal comes before anything of CUDA, so a host compiler sees it in a .cu file as well, and far sooner than nvcc.
+holdfast_cxx17_test(host "${CMAKE_CXX_COMPILER};-fsyntax-only;-x;c++" ${cxx17_sources})
+if(HOLDFAST_CLANG)
+  holdfast_cxx17_test(clang "${HOLDFAST_CLANG};-fsyntax-only"
+                      "${CMAKE_CURRENT_BINARY_DIR}/headers/holdfast/holdfast.hpp.cpp")
+endif()
+holdfast_cxx17_test(cuda "${CMAKE_CUDA_COMPILER};-c;-o;/dev/null"
+                    "${CMAKE_CURRENT_BINARY_DIR}/headers/holdfast/kernels.cuh.cu")

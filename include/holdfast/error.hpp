@@ -9,6 +9,8 @@
 /// A failed operation has changed nothing unless its own documentation says otherwise. Nothing here
 /// prints, exits or keeps an error for later.
 
+#include "holdfast/detail/cxx20.hpp"
+
 #include <cuda/std/source_location>
 #include <cuda_runtime_api.h>
 

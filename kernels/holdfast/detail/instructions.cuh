@@ -5,6 +5,8 @@
 /// \file
 /// Single instructions of the device that C++ has no word for.
 
+#include "holdfast/detail/cxx20.hpp"
+
 #include <cuda_runtime.h>
 
 #include <cstdint>

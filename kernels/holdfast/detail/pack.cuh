@@ -8,6 +8,8 @@
 /// Everything here gives the same bits on the host and on the device, except which NaN a conversion
 /// of a NaN gives.
 
+#include "holdfast/detail/cxx20.hpp"
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
