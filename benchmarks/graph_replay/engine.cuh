@@ -101,15 +101,15 @@ struct MoveWork {
 };
 
 /// Pre of the first layer with its weight behind a pointer in device memory.
-template <class Architectures>
+template <class Op>
 __global__ void __launch_bounds__(holdfast::mhc::detail::kPreBroadcastThreads)
-    indirect_kernel(const __grid_constant__ PreBroadcast op, const float* const* fn) {
+    indirect_kernel(const __grid_constant__ Op op, const float* const* fn) {
   holdfast::mhc::detail::pre_broadcast_token(op, *fn, blockIdx.x);
 }
 
 /// Stores the address of the weight where indirect_kernel looks it up. One thread.
-template <class Architectures>
-__global__ void publish_kernel(const float** slot, const float* fn) {
+template <class Address>
+__global__ void publish_kernel(Address* slot, Address fn) {
   *slot = fn;
 }
 

@@ -16,12 +16,12 @@ namespace {
 
 [[maybe_unused]] const bool routed = [] {
   test::route_work<MoveWork>();
-  sim::route_kernel(&indirect_kernel<holdfast::detail::CompiledFor>,
+  sim::route_kernel(&indirect_kernel<PreBroadcast>,
                     [](dim3 grid, dim3 block, const PreBroadcast& op, const float* const* fn) {
                       test::run_pre_broadcast(grid, block, op, *fn);
                     });
   sim::route_kernel(
-      &publish_kernel<holdfast::detail::CompiledFor>,
+      &publish_kernel<const float*>,
       [](dim3 /*grid*/, dim3 /*block*/, const float** slot, const float* fn) { *slot = fn; });
   return true;
 }();

@@ -243,8 +243,7 @@ class Indirection final : public Rebind {
                  config.stream = on.get();
                  const float* const* address = slot->data();
                  throw_on_error(
-                     cudaLaunchKernelEx(&config, indirect_kernel<holdfast::detail::CompiledFor>, op,
-                                        address),
+                     cudaLaunchKernelEx(&config, indirect_kernel<PreBroadcast>, op, address),
                      "launch through a pointer");
                }),
         slot_(slot) {
@@ -256,9 +255,9 @@ class Indirection final : public Rebind {
     config.gridDim = dim3(1);
     config.blockDim = dim3(1);
     config.stream = scene().stream.get();
-    throw_on_error(cudaLaunchKernelEx(&config, publish_kernel<holdfast::detail::CompiledFor>,
-                                      slot_->data(), address()),
-                   "store the address");
+    throw_on_error(
+        cudaLaunchKernelEx(&config, publish_kernel<const float*>, slot_->data(), address()),
+        "store the address");
   }
 
   std::shared_ptr<Array<const float*>> slot_;

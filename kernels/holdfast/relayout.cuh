@@ -144,7 +144,7 @@ struct RelayoutWork {
 ///
 /// To and From: the same one of float, __nv_bfloat16, __half, uint8_t, int32_t, int64_t; or two of
 /// the first three.
-template <class To, class From = To, class Architectures = detail::CompiledFor>
+template <class To, class From = To, class File = detail::ThisFile>
 class Relayout {
   static_assert(
       (std::same_as<To, From> && kElementType<To> != ElementType::opaque) ||
@@ -191,8 +191,8 @@ class Relayout {
   TensorView source_;  // as many To as its elements fit int64 bytes
 };
 
-template <class To, class From, class Architectures>
-void Relayout<To, From, Architectures>::operator()(To* out, cuda::stream_ref stream) const {
+template <class To, class From, class File>
+void Relayout<To, From, File>::operator()(To* out, cuda::stream_ref stream) const {
   const std::int64_t bytes = shape().elements() * static_cast<std::int64_t>(sizeof(To));
   if (bytes == 0) return;
   detail::expects_target(out, bytes, source_.hull(), [this] { return name(); });
@@ -215,10 +215,10 @@ void Relayout<To, From, Architectures>::operator()(To* out, cuda::stream_ref str
   }
 }
 
-template <class To, class From, class Architectures>
+template <class To, class From, class File>
 template <int Width, std::unsigned_integral Number>
-void Relayout<To, From, Architectures>::launch(const detail::MergedAxes& axes, To* out,
-                                               cuda::stream_ref stream) const {
+void Relayout<To, From, File>::launch(const detail::MergedAxes& axes, To* out,
+                                      cuda::stream_ref stream) const {
   detail::RelayoutWork<Target, Source, Width, Number> work{
       .source = static_cast<const Source*>(source_.data()),
       .out = reinterpret_cast<Target*>(out),

@@ -106,7 +106,7 @@ struct StreamSumWork {
 ///   is 16 bytes wide; elsewhere it is one element, with the same bits and lower speed.
 ///
 /// To and From: float, __nv_bfloat16 or __half, in any combination.
-template <class To, class From = To, class Architectures = detail::CompiledFor>
+template <class To, class From = To, class File = detail::ThisFile>
 class StreamSum {
   static_assert(detail::Floating<To> && detail::Floating<From>,
                 "StreamSum works on float, __nv_bfloat16 and __half");
@@ -150,8 +150,8 @@ class StreamSum {
   Shape shape_;        // [rows, hidden]; its size in bytes fits int64
 };
 
-template <class To, class From, class Architectures>
-const TensorView& StreamSum<To, From, Architectures>::checked(const TensorView& source) {
+template <class To, class From, class File>
+const TensorView& StreamSum<To, From, File>::checked(const TensorView& source) {
   const auto name = [&] { return "stream_sum: source " + to_string(source.shape()); };
   throw_unless(source.element_type() == kElementType<From>, Rule::type_mismatch, [&] {
     return name() + ": the elements are " + to_string(source.element_type()) + "; expected " +
@@ -169,9 +169,8 @@ const TensorView& StreamSum<To, From, Architectures>::checked(const TensorView& 
   return source;
 }
 
-template <class To, class From, class Architectures>
-TensorView StreamSum<To, From, Architectures>::split(const TensorView& source,
-                                                     std::int64_t streams) {
+template <class To, class From, class File>
+TensorView StreamSum<To, From, File>::split(const TensorView& source, std::int64_t streams) {
   const auto name = [&] { return "stream_sum: source " + to_string(source.shape()); };
   throw_unless(source.shape().rank() == 2, Rule::unsupported_shape, [&] {
     return name() + ": rank " + std::to_string(source.shape().rank()) +
@@ -184,8 +183,8 @@ TensorView StreamSum<To, From, Architectures>::split(const TensorView& source,
   return source.unflatten(1, Shape{streams, source.shape()[1] / streams});
 }
 
-template <class To, class From, class Architectures>
-Shape StreamSum<To, From, Architectures>::result(const TensorView& source) {
+template <class To, class From, class File>
+Shape StreamSum<To, From, File>::result(const TensorView& source) {
   const std::int64_t rows = source.shape()[0];
   const std::int64_t hidden = source.shape()[2];
   const std::int64_t elements = detail::multiply(rows, hidden);
@@ -198,8 +197,8 @@ Shape StreamSum<To, From, Architectures>::result(const TensorView& source) {
   return Shape{rows, hidden};
 }
 
-template <class To, class From, class Architectures>
-void StreamSum<To, From, Architectures>::operator()(To* out, cuda::stream_ref stream) const {
+template <class To, class From, class File>
+void StreamSum<To, From, File>::operator()(To* out, cuda::stream_ref stream) const {
   const std::int64_t bytes = shape_.elements() * static_cast<std::int64_t>(sizeof(To));
   if (bytes == 0) return;
   const ByteRange hull = source_.hull();
@@ -229,9 +228,9 @@ void StreamSum<To, From, Architectures>::operator()(To* out, cuda::stream_ref st
   }
 }
 
-template <class To, class From, class Architectures>
+template <class To, class From, class File>
 template <int Width, int Streams, class Index>
-void StreamSum<To, From, Architectures>::launch(To* out, cuda::stream_ref stream) const {
+void StreamSum<To, From, File>::launch(To* out, cuda::stream_ref stream) const {
   // The stride of an axis of one element means nothing, and may be too large for Index.
   const auto stride = [&](int axis) {
     return static_cast<Index>(source_.shape()[axis] > 1 ? source_.strides()[axis] : 0);

@@ -88,9 +88,9 @@ void run_every_spread(const Op& op, const Source& source, std::int64_t tokens, c
     partials.poison();
     const PartialSums sums{partials.data(), tree, spread};
     const auto what = [] { return std::string("every spread"); };
-    launch_projection<holdfast::detail::CompiledFor, Rows>(
+    launch_projection<holdfast::detail::ThisFile, Rows>(
         Projection<Source>{source, op.fn.data(), sums, tokens, kHidden}, stream, what);
-    launch_collapse<holdfast::detail::CompiledFor>(collapse_of(op, sums), stream, what);
+    launch_collapse<holdfast::detail::ThisFile>(collapse_of(op, sums), stream, what);
     check(std::to_string(spread.block_chunks) + ' ' + std::to_string(spread.partial_chunks));
   }
 }

@@ -47,26 +47,21 @@ void route_floating() {
 
 template <int Rows, int Tiles, int Warps, bool OneChunk, class Source>
 void route_projection() {
-  using holdfast::detail::CompiledFor;
-  sim::route_kernel(
-      &holdfast::mhc::detail::project_kernel<CompiledFor, Rows, Tiles, Warps, OneChunk, Source>,
-      &test::run_project<Rows, Tiles, Warps, OneChunk, Source>);
+  sim::route_kernel(&holdfast::mhc::detail::project_kernel<Rows, Tiles, Warps, OneChunk, Source>,
+                    &test::run_project<Rows, Tiles, Warps, OneChunk, Source>);
 }
 
 template <int Rows>
 void route_collapse() {
-  using holdfast::detail::CompiledFor;
-  sim::route_kernel(&holdfast::mhc::detail::collapse_kernel<CompiledFor, Rows>,
-                    &test::run_collapse<Rows>);
+  sim::route_kernel(&holdfast::mhc::detail::collapse_kernel<Rows>, &test::run_collapse<Rows>);
 }
 
 void route_mhc() {
-  using holdfast::detail::CompiledFor;
   using holdfast::mhc::kMixes;
   using holdfast::mhc::kStreams;
   using holdfast::mhc::detail::MixSource;
   using holdfast::mhc::detail::ResidualSource;
-  sim::route_kernel(&holdfast::mhc::detail::pre_broadcast_kernel<CompiledFor>,
+  sim::route_kernel(&holdfast::mhc::detail::pre_broadcast_kernel<holdfast::mhc::PreBroadcast>,
                     [](dim3 grid, dim3 block, const holdfast::mhc::PreBroadcast& op) {
                       test::run_pre_broadcast(grid, block, op, op.fn_broadcast.data());
                     });

@@ -13,10 +13,10 @@
 
 namespace holdfast::detail {
 
-/// 1 / x to one unit in the last place.
+/// 1 / x to one unit in the last place. Subnormal x count as 0, and subnormal results are 0.
 [[nodiscard]] __device__ inline float approximate_reciprocal(float x) {
   float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
 

@@ -23,12 +23,15 @@
 
 namespace holdfast::detail {
 
-/// The architectures that this file is compiled for, as part of the type of every recipe. Files of
-/// one program may be compiled for different ones, and the linker merges functions of one name:
-/// some files would then launch kernels that the device does not have.
-template <int... Architecture>
-struct Architectures {};
-using CompiledFor = Architectures<__CUDA_ARCH_LIST__>;
+/// The file that is being compiled, as part of the type of every recipe and of the name of every
+/// function that launches a kernel. Files of one program may be compiled for other architectures or
+/// with other flags, and the linker merges host functions of one name: some files would then launch
+/// the kernels of another, which the device may not have, or which round differently. No macro tells
+/// sm_90a from sm_90, or --use_fast_math, where host code is compiled. A type without linkage tells
+/// any two files apart. Kernels need no such key: nvcc gives each file its own.
+namespace {
+struct ThisFile {};
+}  // namespace
 
 /// Threads of a block, in any shape. With 128 the smallest matrix of interest (24 x 4096 f32, 192
 /// blocks) reaches all 132 SMs of an H200, and 16 blocks still fill an SM for the large ones.
@@ -98,7 +101,7 @@ struct GridShape {
 /// \stream enqueues only; allowed while capturing: yes
 /// \cost one launch, or none
 /// \throws CudaError if the launch is refused.
-template <Work W, MessageText Text>
+template <Work W, MessageText Text, class File = ThisFile>
 void launch(const W& work, cuda::stream_ref stream, const Text& what) {
   if (work.rows <= 0 || work.columns <= 0) return;
   const GridShape shape = grid_shape(work.rows, work.columns);

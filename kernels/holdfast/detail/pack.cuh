@@ -91,7 +91,24 @@ template <int Width, class T>
   return pack;
 }
 
-/// Writes `pack` at `address`, aligned as for load. The lines stay cached: readers come next.
+#ifdef __CUDA_ARCH__
+/// One access of 16 bytes to global memory. In words of C++ the compiler may take it apart again
+/// where it made the words one by one, and write each by itself.
+__device__ inline void store_access(void* address, const uint4& access) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(__cvta_generic_to_global(address)), "r"(access.x), "r"(access.y),
+                 "r"(access.z), "r"(access.w)
+               : "memory");
+}
+#else
+inline void store_access(void* address, const HostAccess& access) {
+  *static_cast<HostAccess*>(address) = access;
+}
+#endif
+
+/// Writes `pack` at `address` in global memory, aligned as for load. The lines stay cached: readers
+/// come next.
 template <class T, int Width>
 __host__ __device__ void store(T* address, const Pack<T, Width>& pack) {
   if constexpr (Width == 1) {
@@ -105,7 +122,8 @@ __host__ __device__ void store(T* address, const Pack<T, Width>& pack) {
 #endif
     Access raw[kAccesses];
     memcpy(raw, &pack, sizeof(pack));
-    for (int i = 0; i < kAccesses; ++i) reinterpret_cast<Access*>(address)[i] = raw[i];
+    for (int i = 0; i < kAccesses; ++i)
+      store_access(reinterpret_cast<Access*>(address) + i, raw[i]);
   }
 }
 

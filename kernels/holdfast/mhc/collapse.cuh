@@ -71,20 +71,38 @@ __device__ inline float collapse_sum(float value) {
   return sum;
 }
 
-/// What one thread computes: post and comb of a token. `sums` are its mixes before the RMS scale.
-__device__ inline void write_coefficients(const Collapse<kMixes>& op, const float* sums, float rms,
-                                          std::int64_t token) {
-  for (int i = 0; i < kStreams; ++i) {
-    const int mix = kStreams + i;
-    op.mixing.post.row(token)[i] =
-        op.mixing.post_mult * sigmoid(logit(sums[mix] * rms, op.scale[1], op.base[mix]));
+/// What coefficient `mix` is made of, loaded before its mix is known.
+template <int Rows>
+struct CoefficientConstants {
+  float scale;
+  float base;
+
+  __device__ static CoefficientConstants of(const Collapse<Rows>& op, int mix) {
+    const int kind = mix < kStreams ? 0 : mix < 2 * kStreams ? 1 : 2;  // pre, post, comb
+    return {op.scale[kind], op.base[mix]};
   }
+};
+
+/// Coefficient `mix` of a token by one thread: pre, post (which is also written), or a logit of
+/// comb.
+template <int Rows>
+[[nodiscard]] __device__ float coefficient(const Collapse<Rows>& op, std::int64_t token, int mix,
+                                           float logit) {
+  if (mix < kStreams) return sigmoid(logit) + op.pre_eps;
+  if constexpr (Rows == kMixes) {
+    if (mix < 2 * kStreams) {
+      return op.mixing.post.row(token)[mix - kStreams] = op.mixing.post_mult * sigmoid(logit);
+    }
+  }
+  return logit;
+}
+
+/// By one thread: comb of a token from its logits.
+__device__ inline void write_comb(const Collapse<kMixes>& op, std::int64_t token,
+                                  const float* logits) {
   float comb[kStreams * kStreams];
 #pragma unroll
-  for (int i = 0; i < kStreams * kStreams; ++i) {
-    const int mix = 2 * kStreams + i;
-    comb[i] = logit(sums[mix] * rms, op.scale[2], op.base[mix]);
-  }
+  for (int i = 0; i < kStreams * kStreams; ++i) comb[i] = logits[i];
   sinkhorn(comb, op.mixing.sinkhorn_iterations, op.mixing.sinkhorn_eps);
 #pragma unroll
   for (int i = 0; i < kStreams * kStreams; ++i) op.mixing.comb.row(token)[i] = comb[i];
@@ -94,24 +112,31 @@ __device__ inline void write_coefficients(const Collapse<kMixes>& op, const floa
 template <int Rows>
 __device__ void collapse_token(const Collapse<Rows>& op, std::int64_t token) {
   const int hidden = static_cast<int>(op.residual.extent(2));
-  __shared__ float totals[Rows + 1];
-  add_partials<Rows, kCollapseBlock<Rows>>(op.sums, token, totals);
-  const float rms = inverse_root(
-      __fadd_rn(__fdiv_rn(totals[Rows], static_cast<float>(kStreams) * static_cast<float>(hidden)),
-                op.rms_eps));
-
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < Rows && op.mixes.exists()) op.mixes.row(token)[thread] = totals[thread] * rms;
+  CoefficientConstants<Rows> constants{};
+  if (thread < Rows) constants = CoefficientConstants<Rows>::of(op, thread);
+  const float total = total_of<Rows, kCollapseBlock<Rows>>(op.sums, token);
+  __shared__ float coefficients[Rows];
+  if (thread < kWarp) {
+    const float squares = __shfl_sync(0xFFFFFFFFU, total, Rows);
+    const float rms = inverse_root(__fadd_rn(
+        __fdiv_rn(squares, static_cast<float>(kStreams) * static_cast<float>(hidden)), op.rms_eps));
+    if (thread < Rows) {
+      const float mix = total * rms;
+      if (op.mixes.exists()) op.mixes.row(token)[thread] = mix;
+      coefficients[thread] =
+          coefficient(op, token, thread, logit(mix, constants.scale, constants.base));
+    }
+  }
+  __syncthreads();
   if constexpr (Rows == kMixes) {
-    if (thread == kCollapseThreads) write_coefficients(op, totals, rms, token);
+    if (thread == kCollapseThreads) write_comb(op, token, coefficients + 2 * kStreams);
     if (thread >= kCollapseThreads) return;
   }
 
   float pre[kStreams];
 #pragma unroll
-  for (int i = 0; i < kStreams; ++i) {
-    pre[i] = sigmoid(logit(totals[i] * rms, op.scale[0], op.base[i])) + op.pre_eps;
-  }
+  for (int i = 0; i < kStreams; ++i) pre[i] = coefficients[i];
   const ResidualSource source{op.residual};
   // y of pack `pack`, in f32.
   const auto collapse = [&](int pack, float(&y)[kWidth]) {
@@ -189,22 +214,22 @@ __device__ void collapse_token(const Collapse<Rows>& op, std::int64_t token) {
   }
 }
 
-/// Grid: one block per token.
-template <class Architectures, int Rows>
+/// Grid: one block per token, the last token first: of a large batch L2 still holds the end of what
+/// the projection read.
+template <int Rows>
 __global__ void __launch_bounds__(kCollapseBlock<Rows>)
     collapse_kernel(const __grid_constant__ Collapse<Rows> op) {
-  collapse_token(op, blockIdx.x);
+  collapse_token(op, op.residual.extent(0) - 1 - blockIdx.x);
 }
 
 /// Enqueues the collapse of at least one token. `what` names the operation in an error.
-template <class Architectures, int Rows, MessageText Text>
+template <class File, int Rows, MessageText Text>
 void launch_collapse(const Collapse<Rows>& op, cuda::stream_ref stream, const Text& what) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(op.residual.extent(0)));
   config.blockDim = dim3(kCollapseBlock<Rows>);
   config.stream = holdfast::detail::native(stream);
-  holdfast::throw_on_error(cudaLaunchKernelEx(&config, collapse_kernel<Architectures, Rows>, op),
-                           what);
+  holdfast::throw_on_error(cudaLaunchKernelEx(&config, collapse_kernel<Rows>, op), what);
 }
 
 }  // namespace holdfast::mhc::detail

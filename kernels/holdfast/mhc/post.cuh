@@ -135,7 +135,7 @@ inline void validate(const Post& op) {
 /// \cost one launch; no allocation, no workspace
 /// \throws ContractError shape_mismatch, unsupported_shape, null_pointer, misaligned,
 ///   size_overflow, overlapping; CudaError if the launch is refused. Nothing is enqueued then.
-template <class Architectures = holdfast::detail::CompiledFor>
+template <class File = holdfast::detail::ThisFile>
 void post(const Post& op, cuda::stream_ref stream) {
   detail::validate(op);
   const std::int64_t tokens = op.x.extent(0);

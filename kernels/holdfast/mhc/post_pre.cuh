@@ -161,7 +161,7 @@ inline void validate(const PostPre& op) {
 /// \throws ContractError shape_mismatch, unsupported_shape, null_pointer, misaligned,
 ///   not_contiguous, size_overflow, overlapping, invalid_parameter; CudaError if a launch is
 ///   refused. With a ContractError nothing is enqueued.
-template <class Architectures = holdfast::detail::CompiledFor>
+template <class File = holdfast::detail::ThisFile>
 void post_pre(const PostPre& op, cuda::stream_ref stream) {
   detail::validate(op);
   const std::int64_t tokens = op.x.extent(0);
@@ -171,11 +171,11 @@ void post_pre(const PostPre& op, cuda::stream_ref stream) {
   };
   const std::int64_t hidden = op.x.extent(1);
   const auto sums = detail::PartialSums::in(op.workspace, tokens, hidden);
-  detail::launch_projection<Architectures, kMixes>(
+  detail::launch_projection<File, kMixes>(
       detail::Projection<detail::MixSource>{detail::source_of(op), op.fn.data(), sums, tokens,
                                             static_cast<int>(hidden)},
       stream, what);
-  detail::launch_collapse<Architectures>(detail::collapse_of(op, sums), stream, what);
+  detail::launch_collapse<File>(detail::collapse_of(op, sums), stream, what);
 }
 
 }  // namespace holdfast::mhc

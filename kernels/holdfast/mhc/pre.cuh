@@ -126,7 +126,7 @@ inline void validate(const Pre& op) {
 /// \throws ContractError shape_mismatch, unsupported_shape, null_pointer, misaligned,
 ///   not_contiguous, size_overflow, overlapping, invalid_parameter; CudaError if a launch is
 ///   refused. With a ContractError nothing is enqueued.
-template <class Architectures = holdfast::detail::CompiledFor>
+template <class File = holdfast::detail::ThisFile>
 void pre(const Pre& op, cuda::stream_ref stream) {
   detail::validate(op);
   const std::int64_t tokens = op.residual.extent(0);
@@ -136,11 +136,11 @@ void pre(const Pre& op, cuda::stream_ref stream) {
   };
   const std::int64_t hidden = op.residual.extent(2);
   const auto sums = detail::PartialSums::in(op.workspace, tokens, hidden);
-  detail::launch_projection<Architectures, kMixes>(
+  detail::launch_projection<File, kMixes>(
       detail::Projection<detail::ResidualSource>{
           {op.residual}, op.fn.data(), sums, tokens, static_cast<int>(hidden)},
       stream, what);
-  detail::launch_collapse<Architectures>(detail::collapse_of(op, sums), stream, what);
+  detail::launch_collapse<File>(detail::collapse_of(op, sums), stream, what);
 }
 
 }  // namespace holdfast::mhc

@@ -92,10 +92,20 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
   const int hidden = static_cast<int>(op.x.extent(1));
   const int packs = hidden / kWidth;
   const bf16* x = op.x.row(token);
+  const int thread = static_cast<int>(threadIdx.x);
+
+  // base and then scale, a thread for each: on their way while the sums are made.
+  constexpr int kConstants = kMixes + 3;
+  float constant = 0;
+  if (thread < kMixes) {
+    constant = op.base.data()[thread];
+  } else if (thread < kConstants) {
+    constant = op.scale.data()[thread - kMixes];
+  }
 
   // The last value is the sum of squares.
   float sums[kMixes + 1] = {};
-  for (int pack = static_cast<int>(threadIdx.x); pack < packs; pack += kPreBroadcastThreads) {
+  for (int pack = thread; pack < packs; pack += kPreBroadcastThreads) {
     const Values packed = holdfast::detail::load<kWidth>(x + pack * kWidth);
     float values[kWidth];
     for (int i = 0; i < kWidth; ++i) {
@@ -108,6 +118,10 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
       for (int i = 0; i < kWidth; ++i) sums[mix] = fmaf(values[i], weights.values[i], sums[mix]);
     }
   }
+  __shared__ float constants[kConstants];
+  if (thread < kConstants) constants[thread] = constant;  // seen after the next barrier
+  const float* const base = constants;
+  const float* const scale = constants + kMixes;
   __shared__ float partial_sums[kPreBroadcastThreads / 32][kMixes + 1];
   block_sum<kMixes + 1, kPreBroadcastThreads>(sums, partial_sums);
   const float rms =
@@ -117,7 +131,7 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
 
   float pre[kStreams];
   for (int i = 0; i < kStreams; ++i) {
-    pre[i] = sigmoid(logit(sums[i], op.scale.data()[0], op.base.data()[i])) + op.pre_eps;
+    pre[i] = sigmoid(logit(sums[i], scale[0], base[i])) + op.pre_eps;
   }
   const auto collapse = [&pre](bf16 value) {
     const float stream = __bfloat162float(value);
@@ -129,7 +143,7 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
   float rho = 1;
   if (op.norm_weight.exists()) {
     float squares[1] = {};
-    for (int pack = static_cast<int>(threadIdx.x); pack < packs; pack += kPreBroadcastThreads) {
+    for (int pack = thread; pack < packs; pack += kPreBroadcastThreads) {
       const Values packed = holdfast::detail::load<kWidth>(x + pack * kWidth);
       for (int i = 0; i < kWidth; ++i) {
         float y = collapse(packed.values[i]);
@@ -141,7 +155,7 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
     block_sum<1, kPreBroadcastThreads>(squares, partial_squares);
     rho = inverse_root(__fadd_rn(__fdiv_rn(squares[0], static_cast<float>(hidden)), op.norm_eps));
   }
-  for (int pack = static_cast<int>(threadIdx.x); pack < packs; pack += kPreBroadcastThreads) {
+  for (int pack = thread; pack < packs; pack += kPreBroadcastThreads) {
     const Values packed = holdfast::detail::load<kWidth>(x + pack * kWidth);
     Values result;
     for (int i = 0; i < kWidth; ++i) {
@@ -163,18 +177,18 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
   }
 
   // Last, since nothing here waits for it.
-  if (threadIdx.x == 0) {
+  if (thread == 0) {
     if (op.mixes.exists()) {
 #pragma unroll
       for (int mix = 0; mix < kMixes; ++mix) op.mixes.row(token)[mix] = sums[mix];
     }
     for (int i = 0; i < kStreams; ++i) {
-      op.post.row(token)[i] = op.post_mult * sigmoid(logit(sums[kStreams + i], op.scale.data()[1],
-                                                           op.base.data()[kStreams + i]));
+      op.post.row(token)[i] =
+          op.post_mult * sigmoid(logit(sums[kStreams + i], scale[1], base[kStreams + i]));
     }
     float comb[kStreams * kStreams];
     for (int i = 0; i < kStreams * kStreams; ++i) {
-      comb[i] = logit(sums[2 * kStreams + i], op.scale.data()[2], op.base.data()[2 * kStreams + i]);
+      comb[i] = logit(sums[2 * kStreams + i], scale[2], base[2 * kStreams + i]);
     }
     sinkhorn(comb, op.sinkhorn_iterations, op.sinkhorn_eps);
     for (int i = 0; i < kStreams * kStreams; ++i) op.comb.row(token)[i] = comb[i];
@@ -182,9 +196,9 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
 }
 
 /// Grid: one block per token.
-template <class Architectures>
+template <class Op>
 __global__ void __launch_bounds__(kPreBroadcastThreads)
-    pre_broadcast_kernel(const __grid_constant__ PreBroadcast op) {
+    pre_broadcast_kernel(const __grid_constant__ Op op) {
   pre_broadcast_token(op, op.fn_broadcast.data(), blockIdx.x);
 }
 
@@ -242,7 +256,7 @@ inline void validate(const PreBroadcast& op) {
 /// \throws ContractError shape_mismatch, unsupported_shape, null_pointer, misaligned,
 ///   not_contiguous, size_overflow, overlapping, invalid_parameter; CudaError if the launch is
 ///   refused. Nothing is enqueued then.
-template <class Architectures = holdfast::detail::CompiledFor>
+template <class File = holdfast::detail::ThisFile>
 void pre_broadcast(const PreBroadcast& op, cuda::stream_ref stream) {
   detail::validate(op);
   const std::int64_t tokens = op.x.extent(0);
@@ -252,7 +266,7 @@ void pre_broadcast(const PreBroadcast& op, cuda::stream_ref stream) {
   config.blockDim = dim3(detail::kPreBroadcastThreads);
   config.stream = holdfast::detail::native(stream);
   holdfast::throw_on_error(
-      cudaLaunchKernelEx(&config, detail::pre_broadcast_kernel<Architectures>, op),
+      cudaLaunchKernelEx(&config, detail::pre_broadcast_kernel<PreBroadcast>, op),
       [tokens] { return "mhc::pre_broadcast of " + std::to_string(tokens) + " tokens: launch"; });
 }
 

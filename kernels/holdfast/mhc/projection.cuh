@@ -390,14 +390,14 @@ __device__ void project(const Projection<Source>& op) {
   }
 }
 
-template <class Architectures, int Rows, int Tiles, int Warps, bool OneChunk, class Source>
+template <int Rows, int Tiles, int Warps, bool OneChunk, class Source>
 __global__ void __launch_bounds__(Warps* kWarp)
     project_kernel(const __grid_constant__ Projection<Source> op) {
   project<Rows, Tiles, Warps, OneChunk>(op);
 }
 
 /// Enqueues the projection of at least one token. `what` names the operation in an error.
-template <class Architectures, int Rows, class Source, MessageText Text>
+template <class File, int Rows, class Source, MessageText Text>
 void launch_projection(const Projection<Source>& op, cuda::stream_ref stream, const Text& what) {
   const auto launch = [&](auto kernel, int tokens, int threads) {
     cudaLaunchConfig_t config{};
@@ -409,17 +409,16 @@ void launch_projection(const Projection<Source>& op, cuda::stream_ref stream, co
     holdfast::throw_on_error(cudaLaunchKernelEx(&config, kernel, op), what);
   };
   if (op.sums.spread.partial_chunks != 1) {
-    launch(project_kernel<Architectures, Rows, 1, 8, false, Source>, kManyTokensBlock, 8 * kWarp);
+    launch(project_kernel<Rows, 1, 8, false, Source>, kManyTokensBlock, 8 * kWarp);
   } else {
-    launch(project_kernel<Architectures, Rows, 1, 4, true, Source>, 4 * kTile, 4 * kWarp);
+    launch(project_kernel<Rows, 1, 4, true, Source>, 4 * kTile, 4 * kWarp);
   }
 }
 
-/// The rest of the tree, for token `token`: the total of each mix and, last, of the squares, to
-/// `totals` in shared memory. By all `Threads` threads of a block, which may read them after it.
+/// The rest of the tree, for token `token`, by all `Threads` threads of a block: in thread t < Rows
+/// the total of mix t, in thread Rows that of the squares.
 template <int Rows, int Threads>
-__device__ void add_partials(const PartialSums& sums, std::int64_t token,
-                             float (&totals)[Rows + 1]) {
+[[nodiscard]] __device__ float total_of(const PartialSums& sums, std::int64_t token) {
   constexpr int kSums = Rows + 1;
   __shared__ float segments[SumTree::kMaxSegments][kSums];
   const float* partials = sums.of(token, kPartialFloats<Rows>);
@@ -436,12 +435,10 @@ __device__ void add_partials(const PartialSums& sums, std::int64_t token,
     segments[i / kSums][i % kSums] = sum;
   }
   __syncthreads();
-  if (thread < kSums) {
-    float sum = segments[0][thread];
-    for (int segment = 1; segment < segment_count; ++segment) sum += segments[segment][thread];
-    totals[thread] = sum;
-  }
-  __syncthreads();
+  if (thread >= kSums) return 0;
+  float sum = segments[0][thread];
+  for (int segment = 1; segment < segment_count; ++segment) sum += segments[segment][thread];
+  return sum;
 }
 
 }  // namespace holdfast::mhc::detail

@@ -3,8 +3,7 @@
 #pragma once
 
 /// \file
-/// From a token's mixes to its coefficients pre, post and comb: f32, by one thread, in the order of
-/// operations of DeepSeek V4.
+/// From a token's mixes to its coefficients pre, post and comb: f32, one thread for each.
 
 #include "holdfast/detail/instructions.cuh"
 #include "holdfast/mhc/shapes.cuh"
@@ -32,26 +31,44 @@ using holdfast::detail::approximate_reciprocal;
 /// Logits [4][4], row-major, to a matrix whose columns sum to 1 and whose rows nearly do. A softmax
 /// of each row and + eps; then columns, rows, columns, ..., each divided by its sum + eps:
 /// `iterations` times columns, one time less rows. At least one iteration.
-__device__ inline void sinkhorn(float (&c)[kStreams * kStreams], int iterations, float eps) {
+///
+/// From step to step only scales change: after the softmax the matrix m stays, and stands for
+/// row[i] * m[i][j] * column[j]. To divide column j by its sum + eps is to make
+///
+///     1 / column[j] = sum_i row[i] * m[i][j] + eps * (1 / column[j] as it was)
+///
+/// and rows likewise. That is the same iteration in half the instructions.
+__device__ inline void sinkhorn(float (&m)[kStreams * kStreams], int iterations, float eps) {
   static_assert(kStreams == 4);
-  const auto sum = [](float a, float b, float d, float e) { return (a + b) + (d + e); };
   for (int i = 0; i < 16; i += 4) {
-    const float most = fmaxf(fmaxf(c[i], c[i + 1]), fmaxf(c[i + 2], c[i + 3]));
-    for (int j = i; j < i + 4; ++j) c[j] = expf(c[j] - most);
-    const float scale = approximate_reciprocal(sum(c[i], c[i + 1], c[i + 2], c[i + 3]));
-    for (int j = i; j < i + 4; ++j) c[j] = fmaf(c[j], scale, eps);
+    const float most = fmaxf(fmaxf(m[i], m[i + 1]), fmaxf(m[i + 2], m[i + 3]));
+    for (int j = i; j < i + 4; ++j) m[j] = expf(m[j] - most);
+    const float scale = approximate_reciprocal((m[i] + m[i + 1]) + (m[i + 2] + m[i + 3]));
+    for (int j = i; j < i + 4; ++j) m[j] = fmaf(m[j], scale, eps);
   }
+  // 1 / row and 1 / column, and what they become.
+  float row_sums[4] = {1, 1, 1, 1};
+  float column_sums[4] = {1, 1, 1, 1};
+  float rows[4] = {1, 1, 1, 1};
+  float columns[4];
+  // The first term does not wait for the reciprocals before it.
+  const auto sum = [eps](float before, const float(&scales)[4], float a, float b, float c,
+                         float d) {
+    return fmaf(scales[1], b, fmaf(scales[0], a, eps * before)) + fmaf(scales[3], d, scales[2] * c);
+  };
   for (int iteration = 0;; ++iteration) {
     for (int j = 0; j < 4; ++j) {
-      const float scale = approximate_reciprocal(sum(c[j], c[j + 4], c[j + 8], c[j + 12]) + eps);
-      for (int i = j; i < 16; i += 4) c[i] *= scale;
+      column_sums[j] = sum(column_sums[j], rows, m[j], m[j + 4], m[j + 8], m[j + 12]);
+      columns[j] = approximate_reciprocal(column_sums[j]);
     }
-    if (iteration + 1 >= iterations) return;
-    for (int i = 0; i < 16; i += 4) {
-      const float scale = approximate_reciprocal(sum(c[i], c[i + 1], c[i + 2], c[i + 3]) + eps);
-      for (int j = i; j < i + 4; ++j) c[j] *= scale;
+    if (iteration + 1 >= iterations) break;
+    for (int i = 0; i < 4; ++i) {
+      const float* const at = m + 4 * i;
+      row_sums[i] = sum(row_sums[i], columns, at[0], at[1], at[2], at[3]);
+      rows[i] = approximate_reciprocal(row_sums[i]);
     }
   }
+  for (int i = 0; i < 16; ++i) m[i] = rows[i / 4] * m[i] * columns[i % 4];
 }
 
 }  // namespace holdfast::mhc::detail

@@ -1,0 +1,14 @@
+// SPDX-FileCopyrightText: The holdfast authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// \file
+/// Compiled several times, for other architectures and with other flags: the build gives FUNCTION.
+
+#include <holdfast/kernels.cuh>
+
+#include "launcher.hpp"
+
+Launcher FUNCTION() {
+  return {reinterpret_cast<const void*>(&holdfast::mhc::pre<>), &typeid(holdfast::StreamSum<float>),
+          &typeid(holdfast::Relayout<float>)};
+}
