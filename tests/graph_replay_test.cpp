@@ -261,7 +261,6 @@ TEST_F(GraphReplay, EditsOfAGoodFileAreRefused) {
       {"a tensor twice", swap("hc_attn_base", "hc_attn_fn")},
       {"a key twice", swap(base, R"("shape":[24],"shape":[24],"data_offsets":[0,96])")},
       {"a key missing", swap(base, R"("data_offsets":[0,96])")},
-      {"an unknown key", swap(base, R"("strides":[1],)" + base)},
       {"a number that is not finite",
        [](Parts& p) { std::memcpy(p.data.data() + 4, "\x00\x00\xC0\x7F", 4); }},
       {"an infinite norm weight",

@@ -66,8 +66,8 @@ template <class T>
   if (hidden < 8 || hidden > kMaxHidden || hidden % 8 != 0) {
     refuse("tensor \"" + fn.name +
            "\": expected F32 [24, 4 * hidden] with hidden a multiple of 8 from 8 to " +
-           std::to_string(kMaxHidden) + ", found " + to_string(fn.dtype) + " " +
-           holdfast::bench::detail::print_shape(fn.shape) + "; use a checkpoint of DeepSeek V4");
+           std::to_string(kMaxHidden) + ", found " + holdfast::bench::detail::print_kind(fn) +
+           "; use a checkpoint of DeepSeek V4");
   }
   checkpoint.expect(fn.name, Dtype::f32, {kMixes, kStreams * hidden});
   checkpoint.expect(prefix + "hc_attn_base", Dtype::f32, {kMixes});
