@@ -3,8 +3,8 @@
 #pragma once
 
 /// \file
-/// The error of everything that reads a checkpoint. A checkpoint comes from outside, and so does what
-/// a message quotes of it: whatever bytes it has, the message is one line.
+/// The error of everything that reads a checkpoint. A checkpoint comes from outside, and so does
+/// what a message quotes of it: whatever bytes it has, the message is one line.
 
 #include <cstddef>
 #include <stdexcept>

@@ -16,8 +16,8 @@
 namespace holdfast::bench::detail {
 
 /// Takes the events of nlohmann's parser. A derived class overrides those that its format has, and
-/// follows the nesting of its format alone: a value of no interest is passed over here, however deep
-/// it is. Neither this nor the parser recurses.
+/// follows the nesting of its format alone: a value of no interest is passed over here, however
+/// deep it is. Neither this nor the parser recurses.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   /// \throws CheckpointError unless `text` is JSON that the derived class accepts.

@@ -10,8 +10,8 @@
 /// A checkpoint comes from outside, so nothing in it is believed: the constructor of Checkpoint
 /// checks the whole header against the size of the file.
 /// It knows the element types of the official package 0.8, and like its reader passes over other
-/// keys of a tensor than dtype, shape and data_offsets. It is stricter with names: of two tensors of
-/// one name the official reader keeps the last, this one refuses the file. And it is milder with
+/// keys of a tensor than dtype, shape and data_offsets. It is stricter with names: of two tensors
+/// of one name the official reader keeps the last, this one refuses the file. And it is milder with
 /// types that it does not know, where the official reader refuses the file: such a tensor must have
 /// its place among the others, but only who asks for it is refused.
 
@@ -161,8 +161,8 @@ inline constexpr std::uint64_t kMaxBytes = std::numeric_limits<std::int64_t>::ma
   return printable(tensor.dtype_name, 40) + " " + print_shape(tensor.shape);
 }
 
-/// The product of the extents that are not zero, or nothing if it does not fit an int64: a zero does
-/// not excuse other extents whose strides overflow.
+/// The product of the extents that are not zero, or nothing if it does not fit an int64: a zero
+/// does not excuse other extents whose strides overflow.
 [[nodiscard]] inline std::optional<std::uint64_t> largest_stride(
     std::span<const std::int64_t> shape) noexcept {
   std::uint64_t product = 1;
@@ -175,8 +175,8 @@ inline constexpr std::uint64_t kMaxBytes = std::numeric_limits<std::int64_t>::ma
   return product;
 }
 
-/// \throws CheckpointError unless the tensor's bytes are those of its type and shape. An unknown type
-///     may take any number of bytes.
+/// \throws CheckpointError unless the tensor's bytes are those of its type and shape. An unknown
+///     type may take any number of bytes.
 inline void check_size(const std::string& path, const Tensor& tensor,
                        const std::string& advice = kDamaged) {
   const std::string subject = in_tensor(tensor.name);
