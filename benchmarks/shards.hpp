@@ -12,7 +12,6 @@
 #include "json_events.hpp"
 #include "safetensors.hpp"
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
