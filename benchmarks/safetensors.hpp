@@ -8,10 +8,15 @@
 ///
 /// A file is a header length (8 bytes, little-endian), a JSON header, and the data of the tensors.
 /// A checkpoint comes from outside, so nothing in it is believed: the constructor of Checkpoint
-/// checks the whole header against the size of the file, and refuses what it does not know. That is
-/// stricter than the official reader, which skips unknown keys and keeps the last of two tensors of
-/// one name.
-/// Element types below one byte and the newer 8-bit ones are refused by name.
+/// checks the whole header against the size of the file.
+/// It knows the element types of the official package 0.8, and like its reader passes over other
+/// keys of a tensor than dtype, shape and data_offsets. It is stricter with names: of two tensors
+/// of one name the official reader keeps the last, this one refuses the file. And it is milder with
+/// types that it does not know, where the official reader refuses the file: such a tensor must have
+/// its place among the others, but only who asks for it is refused.
+
+#include "checkpoint_error.hpp"
+#include "json_events.hpp"
 
 #include <algorithm>
 #include <array>
@@ -27,7 +32,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <sys/stat.h>
@@ -45,20 +49,19 @@ static_assert(sizeof(off_t) == 8, "checkpoints are larger than 2 GiB");
 /// The official limit. It also bounds the memory that a hostile header can ask for.
 inline constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
-/// The file is not a checkpoint that can be used. One line that names the file, what was expected,
-/// what was found and what to do.
-class CheckpointError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 /// Element types, in the order of the official package: its writer sorts by them.
 enum class Dtype : std::uint8_t {
   boolean,
+  f4,
+  f6_e2m3,
+  f6_e3m2,
   u8,
   i8,
   f8_e5m2,
   f8_e4m3,
+  f8_e8m0,
+  f8_e4m3fnuz,
+  f8_e5m2fnuz,
   i16,
   u16,
   f16,
@@ -66,6 +69,7 @@ enum class Dtype : std::uint8_t {
   i32,
   u32,
   f32,
+  c64,
   f64,
   i64,
   u64,
@@ -75,25 +79,16 @@ namespace detail {
 
 struct DtypeInfo {
   const char* name;
-  std::size_t bytes;
+  unsigned bits;
 };
 
 /// Indexed by Dtype.
-inline constexpr std::array<DtypeInfo, 15> kDtypes{{{"BOOL", 1},
-                                                    {"U8", 1},
-                                                    {"I8", 1},
-                                                    {"F8_E5M2", 1},
-                                                    {"F8_E4M3", 1},
-                                                    {"I16", 2},
-                                                    {"U16", 2},
-                                                    {"F16", 2},
-                                                    {"BF16", 2},
-                                                    {"I32", 4},
-                                                    {"U32", 4},
-                                                    {"F32", 4},
-                                                    {"F64", 8},
-                                                    {"I64", 8},
-                                                    {"U64", 8}}};
+inline constexpr std::array<DtypeInfo, 22> kDtypes{
+    {{"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+     {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+     {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+     {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+     {"I64", 64},        {"U64", 64}}};
 static_assert(static_cast<std::size_t>(Dtype::u64) + 1 == kDtypes.size());
 
 }  // namespace detail
@@ -103,9 +98,9 @@ static_assert(static_cast<std::size_t>(Dtype::u64) + 1 == kDtypes.size());
   return detail::kDtypes[static_cast<std::size_t>(dtype)].name;
 }
 
-/// The size of one element.
-[[nodiscard]] constexpr std::size_t byte_size(Dtype dtype) noexcept {
-  return detail::kDtypes[static_cast<std::size_t>(dtype)].bytes;
+/// The size of one element: 4, 6, or a multiple of 8.
+[[nodiscard]] constexpr unsigned bit_size(Dtype dtype) noexcept {
+  return detail::kDtypes[static_cast<std::size_t>(dtype)].bits;
 }
 
 [[nodiscard]] constexpr std::optional<Dtype> parse_dtype(std::string_view name) noexcept {
@@ -118,13 +113,18 @@ static_assert(static_cast<std::size_t>(Dtype::u64) + 1 == kDtypes.size());
 /// One tensor of a checkpoint. Its bytes are `[begin, end)` of the data, row-major.
 struct Tensor {
   std::string name;
-  Dtype dtype = Dtype::u8;
+  std::optional<Dtype> dtype;  ///< none: not a type that this reader knows
+  std::string dtype_name;
   std::vector<std::int64_t> shape;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return end - begin; }
-  [[nodiscard]] std::uint64_t elements() const noexcept { return bytes() / byte_size(dtype); }
+  [[nodiscard]] std::uint64_t elements() const noexcept {
+    std::uint64_t product = 1;
+    for (const std::int64_t extent : shape) product *= static_cast<std::uint64_t>(extent);
+    return product;
+  }
 };
 
 /// A tensor for write_checkpoint. The bytes are borrowed for the call.
@@ -140,37 +140,7 @@ using Metadata = std::map<std::string, std::string>;
 namespace detail {
 
 inline constexpr std::string_view kMetadataKey = "__metadata__";
-inline constexpr const char* kDamaged =
-    "the file is damaged or not a safetensors file: fetch or write it again";
 inline constexpr std::uint64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
-
-/// `text` on one line and without control characters, cut to `limit` bytes between characters.
-[[nodiscard]] inline std::string printable(std::string_view text, std::size_t limit = 200) {
-  bool cut = false;
-  if (text.size() > limit) {
-    while (limit > 0 && (static_cast<unsigned char>(text[limit]) & 0xC0U) == 0x80U) --limit;
-    text = text.substr(0, limit);
-    cut = true;
-  }
-  constexpr std::string_view hex = "0123456789abcdef";
-  std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7F) {
-      out += "\\x";
-      out += hex[byte >> 4U];
-      out += hex[byte & 0xFU];
-    } else {
-      out += c;
-    }
-  }
-  if (cut) out += "...";
-  return out;
-}
-
-[[nodiscard]] inline std::string in_tensor(std::string_view name) {
-  return "tensor \"" + printable(name) + "\"";
-}
 
 [[nodiscard]] inline std::string print_shape(std::span<const std::int64_t> shape) {
   constexpr std::size_t shown = 8;
@@ -187,30 +157,47 @@ inline constexpr std::uint64_t kMaxBytes = std::numeric_limits<std::int64_t>::ma
   return "data_offsets [" + std::to_string(begin) + ", " + std::to_string(end) + "]";
 }
 
-[[noreturn]] inline void refuse(const std::string& path, const std::string& subject,
-                                const std::string& expected, const std::string& found,
-                                const std::string& advice = kDamaged) {
-  // No limit on the path: a name that was cut does not lead to the file.
-  throw CheckpointError(printable(path, path.size()) + ": " + subject + ": expected " + expected +
-                        ", found " + found + "; " + advice);
+[[nodiscard]] inline std::string print_kind(const Tensor& tensor) {
+  return printable(tensor.dtype_name, 40) + " " + print_shape(tensor.shape);
 }
 
-/// The size of a tensor, or nothing if it does not fit an int64. The result does not depend on the
-/// order of the extents: a zero does not excuse other extents whose strides overflow.
-[[nodiscard]] inline std::optional<std::uint64_t> required_bytes(
-    Dtype dtype, std::span<const std::int64_t> shape) noexcept {
-  std::uint64_t bytes = byte_size(dtype);
-  bool empty = false;
+/// The product of the extents that are not zero, or nothing if it does not fit an int64: a zero
+/// does not excuse other extents whose strides overflow.
+[[nodiscard]] inline std::optional<std::uint64_t> largest_stride(
+    std::span<const std::int64_t> shape) noexcept {
+  std::uint64_t product = 1;
   for (const std::int64_t extent : shape) {
     if (extent < 0) return std::nullopt;
-    if (extent == 0) {
-      empty = true;
-      continue;
-    }
-    if (bytes > kMaxBytes / static_cast<std::uint64_t>(extent)) return std::nullopt;
-    bytes *= static_cast<std::uint64_t>(extent);
+    if (extent == 0) continue;
+    if (product > kMaxBytes / static_cast<std::uint64_t>(extent)) return std::nullopt;
+    product *= static_cast<std::uint64_t>(extent);
   }
-  return empty ? 0 : bytes;
+  return product;
+}
+
+/// \throws CheckpointError unless the tensor's bytes are those of its type and shape. An unknown
+///     type may take any number of bytes.
+inline void check_size(const std::string& path, const Tensor& tensor,
+                       const std::string& advice = kDamaged) {
+  const std::string subject = in_tensor(tensor.name);
+  const std::string kind = print_kind(tensor);
+  const std::optional<std::uint64_t> elements = largest_stride(tensor.shape);
+  const std::uint64_t bits = tensor.dtype ? bit_size(*tensor.dtype) : 0;
+  // Eight elements take `bits` bytes; this way nothing overflows before the check.
+  const std::uint64_t rest = elements.value_or(0) % 8 * bits;
+  if (!elements || (bits > 0 && *elements / 8 > (kMaxBytes - rest / 8) / bits)) {
+    refuse(path, subject, "extents from 0 on and a size below 2^63 bytes", kind, advice);
+  }
+  if (!tensor.dtype) return;
+  const bool empty = tensor.elements() == 0;
+  if (!empty && rest % 8 != 0) {
+    refuse(path, subject, "whole bytes", kind + ", which ends inside one", advice);
+  }
+  const std::uint64_t bytes = empty ? 0 : *elements / 8 * bits + rest / 8;
+  if (bytes != tensor.bytes()) {
+    refuse(path, subject, std::to_string(bytes) + " bytes for " + kind,
+           std::to_string(tensor.bytes()) + " bytes", advice);
+  }
 }
 
 /// A regular file, open for reading at any offset by any number of threads.
@@ -282,122 +269,27 @@ class File {
   std::uint64_t size_ = 0;
 };
 
-/// Takes the events of nlohmann's parser, which would merge equal keys if it built the document
-/// itself. Every state allows a few events and refuses all others, so the nesting that this follows
-/// is that of the format, three levels; nothing here or in the parser recurses.
-class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
+/// Opens the file itself, or throws.
+[[nodiscard]] inline File open_file(const std::string& path) {
+  // What a checkout has in place of gigabytes where git-lfs is not installed: a few lines.
+  constexpr std::string_view pointer = "version https://git-lfs.github.com/spec/";
+  File file(path);
+  std::string start(std::min<std::uint64_t>(file.size(), pointer.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(start)));
+  if (start == pointer) {
+    refuse(path, "open", "the file itself", "a Git LFS pointer to it",
+           "run `git lfs pull` in its folder");
+  }
+  return file;
+}
+
+/// The header, as the format has it: every state allows a few events and refuses all others.
+class HeaderEvents : public JsonEvents {
  public:
-  explicit HeaderHandler(const std::string& path) : path_(path) {}
+  explicit HeaderEvents(const std::string& path) : JsonEvents(path, "header", kDamaged) {}
 
   std::vector<Tensor> tensors;
   Metadata metadata;
-
-  bool null() override { unexpected("null"); }
-  bool boolean(bool value) override { unexpected(value ? "true" : "false"); }
-  bool number_integer(std::int64_t value) override { unexpected(std::to_string(value)); }
-  /// Fractions, exponents, and integers of 2^64 and above.
-  bool number_float(double /*value*/, const std::string& text) override {
-    unexpected(printable(text, 40));
-  }
-  bool binary(binary_t& /*value*/) override { unexpected("binary"); }
-
-  bool number_unsigned(std::uint64_t value) override {
-    if (state_ != State::extent && state_ != State::offset) unexpected(std::to_string(value));
-    if (value > kMaxBytes) {
-      refuse(path_, subject(), "an integer below 2^63", std::to_string(value));
-    }
-    if (state_ == State::extent) {
-      tensor_.shape.push_back(static_cast<std::int64_t>(value));
-    } else {
-      if (offsets_ == 2) refuse(path_, subject(), "exactly two data_offsets", "a third");
-      (offsets_ == 0 ? tensor_.begin : tensor_.end) = value;
-      ++offsets_;
-    }
-    return true;
-  }
-
-  bool string(std::string& value) override {
-    if (state_ == State::metadata_value) {
-      metadata.insert_or_assign(std::move(key_), std::move(value));
-      state_ = State::metadata_key;
-      return true;
-    }
-    if (state_ != State::dtype) unexpected("the string \"" + printable(value, 40) + "\"");
-    const std::optional<Dtype> dtype = parse_dtype(value);
-    if (!dtype) {
-      std::string known = "a known dtype (";
-      for (const DtypeInfo& info : kDtypes) known += std::string(info.name) + ", ";
-      known.replace(known.size() - 2, 2, ")");
-      refuse(path_, subject(), known, "\"" + printable(value, 40) + "\"",
-             "convert the checkpoint to one of these");
-    }
-    tensor_.dtype = *dtype;
-    state_ = State::field;
-    return true;
-  }
-
-  bool start_object(std::size_t /*size*/) override {
-    switch (state_) {
-      case State::header: state_ = State::name; return true;
-      case State::entry: state_ = State::field; return true;
-      case State::metadata: state_ = State::metadata_key; return true;
-      default: unexpected("an object");
-    }
-  }
-
-  bool start_array(std::size_t /*size*/) override {
-    switch (state_) {
-      case State::shape: state_ = State::extent; return true;
-      case State::offsets: state_ = State::offset; return true;
-      default: unexpected("an array");
-    }
-  }
-
-  bool end_array() override {
-    if (state_ == State::offset && offsets_ != 2) {
-      refuse(path_, subject(), "exactly two data_offsets", std::to_string(offsets_));
-    }
-    state_ = State::field;
-    return true;
-  }
-
-  bool end_object() override {
-    if (state_ == State::field) finish_tensor();
-    state_ = State::name;  // also after the header's own end, where no event follows
-    return true;
-  }
-
-  bool key(std::string& value) override {
-    if (state_ == State::name) {
-      start_entry(std::move(value));
-    } else if (state_ == State::metadata_key) {
-      if (metadata.contains(value)) {
-        refuse(path_, "__metadata__", "every key once", "a second \"" + printable(value) + "\"");
-      }
-      key_ = std::move(value);
-      state_ = State::metadata_value;
-    } else if (value == "dtype") {
-      start_field(seen_dtype_, "dtype", State::dtype);
-    } else if (value == "shape") {
-      start_field(seen_shape_, "shape", State::shape);
-    } else if (value == "data_offsets") {
-      start_field(seen_offsets_, "data_offsets", State::offsets);
-    } else {
-      refuse(path_, subject(), "only the keys dtype, shape and data_offsets",
-             "the unknown key \"" + printable(value) + "\"");
-    }
-    return true;
-  }
-
-  bool parse_error(std::size_t position, const std::string& /*last_token*/,
-                   const nlohmann::detail::exception& error) override {
-    // The parser quotes the bytes that it could not read: they need not be UTF-8.
-    std::string reason = printable(error.what());
-    for (char& c : reason) {
-      if (static_cast<unsigned char>(c) >= 0x80) c = '?';
-    }
-    refuse(path_, "header", "JSON", "an error at byte " + std::to_string(position) + ": " + reason);
-  }
 
  private:
   /// What comes next.
@@ -427,31 +319,107 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     }
   }
 
-  [[noreturn]] void unexpected(const std::string& found) const {
+  void on_unsigned(std::uint64_t value) override {
+    if (state_ != State::extent && state_ != State::offset) unexpected(std::to_string(value));
+    if (value > kMaxBytes) {
+      refuse(path(), subject(), "an integer below 2^63", std::to_string(value));
+    }
+    if (state_ == State::extent) {
+      tensor_.shape.push_back(static_cast<std::int64_t>(value));
+    } else {
+      if (offsets_ == 2) refuse(path(), subject(), "exactly two data_offsets", "a third");
+      (offsets_ == 0 ? tensor_.begin : tensor_.end) = value;
+      ++offsets_;
+    }
+  }
+
+  void on_string(std::string& value) override {
+    if (state_ == State::metadata_value) {
+      metadata.insert_or_assign(std::move(key_), std::move(value));
+      state_ = State::metadata_key;
+    } else if (state_ == State::dtype) {
+      tensor_.dtype = parse_dtype(value);
+      tensor_.dtype_name = std::move(value);
+      state_ = State::field;
+    } else {
+      JsonEvents::on_string(value);
+    }
+  }
+
+  void on_object() override {
     switch (state_) {
-      case State::entry: refuse(path_, subject(), "an object", found);
-      case State::dtype: refuse(path_, subject(), "a string as dtype", found);
-      case State::shape: refuse(path_, subject(), "an array as shape", found);
-      case State::extent: refuse(path_, subject(), "unsigned integers in shape", found);
-      case State::offsets: refuse(path_, subject(), "an array as data_offsets", found);
-      case State::offset: refuse(path_, subject(), "unsigned integers in data_offsets", found);
-      case State::metadata: refuse(path_, subject(), "an object", found);
+      case State::header: state_ = State::name; return;
+      case State::entry: state_ = State::field; return;
+      case State::metadata: state_ = State::metadata_key; return;
+      default: unexpected("an object");
+    }
+  }
+
+  void on_array() override {
+    switch (state_) {
+      case State::shape: state_ = State::extent; return;
+      case State::offsets: state_ = State::offset; return;
+      default: unexpected("an array");
+    }
+  }
+
+  void on_array_end() override {
+    if (state_ == State::offset && offsets_ != 2) {
+      refuse(path(), subject(), "exactly two data_offsets", std::to_string(offsets_));
+    }
+    state_ = State::field;
+  }
+
+  void on_object_end() override {
+    if (state_ == State::field) finish_tensor();
+    state_ = State::name;  // also after the header's own end, where no event follows
+  }
+
+  void on_key(std::string& value) override {
+    if (state_ == State::name) {
+      start_entry(std::move(value));
+    } else if (state_ == State::metadata_key) {
+      if (metadata.contains(value)) {
+        refuse(path(), "__metadata__", "every key once", "a second \"" + printable(value) + "\"");
+      }
+      key_ = std::move(value);
+      state_ = State::metadata_value;
+    } else if (value == "dtype") {
+      start_field(seen_dtype_, "dtype", State::dtype);
+    } else if (value == "shape") {
+      start_field(seen_shape_, "shape", State::shape);
+    } else if (value == "data_offsets") {
+      start_field(seen_offsets_, "data_offsets", State::offsets);
+    } else {
+      pass_over_value();
+    }
+  }
+
+  [[noreturn]] void unexpected(const std::string& found) const override {
+    switch (state_) {
+      case State::entry: refuse(path(), subject(), "an object", found);
+      case State::dtype: refuse(path(), subject(), "a string as dtype", found);
+      case State::shape: refuse(path(), subject(), "an array as shape", found);
+      case State::extent: refuse(path(), subject(), "unsigned integers in shape", found);
+      case State::offsets: refuse(path(), subject(), "an array as data_offsets", found);
+      case State::offset: refuse(path(), subject(), "unsigned integers in data_offsets", found);
+      case State::metadata: refuse(path(), subject(), "an object", found);
       case State::metadata_value:
-        refuse(path_, subject(), "a string for \"" + printable(key_) + "\"", found);
+        refuse(path(), subject(), "a string for \"" + printable(key_) + "\"", found);
       // The parser itself refuses anything but keys in the other states.
-      default: refuse(path_, subject(), "an object", found);
+      default: refuse(path(), subject(), "an object", found);
     }
   }
 
   void start_entry(std::string name) {
     if (name == kMetadataKey) {
-      if (seen_metadata_) refuse(path_, "header", "__metadata__ once", "a second one");
+      if (seen_metadata_) refuse(path(), "header", "__metadata__ once", "a second one");
       seen_metadata_ = true;
       state_ = State::metadata;
       return;
     }
     if (!names_.emplace(name, true).second) {
-      refuse(path_, in_tensor(name), "every name once", "a second tensor of that name");
+      refuse(path(), in_tensor(name), "every name once", "a second tensor of that name");
     }
     tensor_ = Tensor{};
     tensor_.name = std::move(name);
@@ -461,7 +429,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   }
 
   void start_field(bool& seen, const char* field, State next) {
-    if (seen) refuse(path_, subject(), std::string(field) + " once", "a second one");
+    if (seen) refuse(path(), subject(), std::string(field) + " once", "a second one");
     seen = true;
     state_ = next;
   }
@@ -470,24 +438,16 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
     const std::array<std::pair<bool, const char*>, 3> fields{
         {{seen_dtype_, "dtype"}, {seen_shape_, "shape"}, {seen_offsets_, "data_offsets"}}};
     for (const auto& [seen, field] : fields) {
-      if (!seen) refuse(path_, subject(), std::string("the key ") + field, "none");
+      if (!seen) refuse(path(), subject(), std::string("the key ") + field, "none");
     }
-    const std::string range = print_range(tensor_.begin, tensor_.end);
     if (tensor_.end < tensor_.begin) {
-      refuse(path_, subject(), "data_offsets [begin, end] with begin <= end", range);
+      refuse(path(), subject(), "data_offsets [begin, end] with begin <= end",
+             print_range(tensor_.begin, tensor_.end));
     }
-    const std::string kind =
-        std::string(to_string(tensor_.dtype)) + " " + print_shape(tensor_.shape);
-    const std::optional<std::uint64_t> bytes = required_bytes(tensor_.dtype, tensor_.shape);
-    if (!bytes) refuse(path_, subject(), "a size below 2^63 bytes", kind + ", which overflows");
-    if (*bytes != tensor_.bytes()) {
-      refuse(path_, subject(), std::to_string(*bytes) + " bytes for " + kind,
-             std::to_string(tensor_.bytes()) + " bytes at " + range);
-    }
+    check_size(path(), tensor_);
     tensors.push_back(std::move(tensor_));
   }
 
-  const std::string& path_;
   State state_ = State::header;
   Tensor tensor_;
   std::string key_;
@@ -537,7 +497,7 @@ inline void check_layout(const std::string& path, std::vector<Tensor>& tensors,
 class Checkpoint {
  public:
   /// \throws CheckpointError unless the file is a regular one whose whole header is valid.
-  explicit Checkpoint(const std::string& path) : file_(path) {
+  explicit Checkpoint(const std::string& path) : file_(detail::open_file(path)) {
     constexpr std::uint64_t length_bytes = 8;
     if (file_.size() < length_bytes) {
       detail::refuse(path, "header length", "8 bytes", std::to_string(file_.size()));
@@ -563,15 +523,10 @@ class Checkpoint {
                          ? "an empty header"
                          : "byte " + std::to_string(static_cast<unsigned char>(header.front())));
     }
-    // Checked here because the parser takes a NUL for the end, and would not see what follows.
-    if (const std::size_t nul = header.find('\0'); nul != std::string::npos) {
-      detail::refuse(path, "header", "JSON", "a NUL at byte " + std::to_string(nul));
-    }
-    detail::HeaderHandler handler(path);
-    // The handler throws; it never asks the parser to stop.
-    (void)nlohmann::json::sax_parse(header.begin(), header.end(), &handler);
-    tensors_ = std::move(handler.tensors);
-    metadata_ = std::move(handler.metadata);
+    detail::HeaderEvents events(path);
+    events.parse(header);
+    tensors_ = std::move(events.tensors);
+    metadata_ = std::move(events.metadata);
     detail::check_layout(path, tensors_, data_bytes());
     for (std::size_t i = 0; i < tensors_.size(); ++i) index_.emplace(tensors_[i].name, i);
   }
@@ -590,7 +545,7 @@ class Checkpoint {
     return index_.find(name) != index_.end();
   }
 
-  /// \throws CheckpointError if there is no such tensor.
+  /// \throws CheckpointError if there is no such tensor, or its type is not known.
   [[nodiscard]] const Tensor& tensor(std::string_view name) const {
     const auto found = index_.find(name);
     if (found == index_.end()) {
@@ -602,7 +557,16 @@ class Checkpoint {
       detail::refuse(path(), detail::in_tensor(name), "that tensor", names,
                      "check the name, or use the checkpoint of this model");
     }
-    return tensors_[found->second];
+    const Tensor& tensor = tensors_[found->second];
+    if (!tensor.dtype) {
+      std::string known = "a known dtype (";
+      for (const detail::DtypeInfo& info : detail::kDtypes) known += std::string(info.name) + ", ";
+      known.replace(known.size() - 2, 2, ")");
+      detail::refuse(path(), detail::in_tensor(name), known,
+                     "\"" + detail::printable(tensor.dtype_name, 40) + "\"",
+                     "convert the tensor to one of these");
+    }
+    return tensor;
   }
 
   /// The tensor, if it is what the caller's code was written for.
@@ -612,11 +576,9 @@ class Checkpoint {
                        const std::vector<std::int64_t>& shape) const {
     const Tensor& found = tensor(name);
     if (found.dtype != dtype || found.shape != shape) {
-      const auto print = [](Dtype type, const std::vector<std::int64_t>& extents) {
-        return std::string(to_string(type)) + " " + detail::print_shape(extents);
-      };
-      detail::refuse(path(), detail::in_tensor(name), print(dtype, shape),
-                     print(found.dtype, found.shape), "use the checkpoint of this model");
+      detail::refuse(path(), detail::in_tensor(name),
+                     std::string(to_string(dtype)) + " " + detail::print_shape(shape),
+                     detail::print_kind(found), "use the checkpoint of this model");
     }
     return found;
   }
@@ -668,16 +630,10 @@ inline void write_checkpoint(const std::string& path, std::span<const TensorData
     if (!names.emplace(tensor.name, true).second) {
       detail::refuse(path, subject, "every name once", "a second tensor of that name", advice);
     }
-    const std::string kind =
-        std::string(to_string(tensor.dtype)) + " " + detail::print_shape(tensor.shape);
-    const std::optional<std::uint64_t> bytes = detail::required_bytes(tensor.dtype, tensor.shape);
-    if (!bytes) {
-      detail::refuse(path, subject, "extents from 0 on and a size below 2^63 bytes", kind, advice);
-    }
-    if (*bytes != tensor.data.size()) {
-      detail::refuse(path, subject, std::to_string(*bytes) + " bytes for " + kind,
-                     std::to_string(tensor.data.size()) + " bytes", advice);
-    }
+    detail::check_size(
+        path,
+        {tensor.name, tensor.dtype, to_string(tensor.dtype), tensor.shape, 0, tensor.data.size()},
+        advice);
     order.push_back(&tensor);
   }
   std::sort(order.begin(), order.end(), [](const TensorData* a, const TensorData* b) {

@@ -209,6 +209,69 @@ TEST_F(GraphReplay, WeightsThatCannotShowTheFaultAreAnError) {
   EXPECT_NE(ended.error.find("cannot show the fault"), std::string::npos) << ended.error;
 }
 
+// --- A checkpoint as DeepSeek V4 ships it
+
+/// Writes a folder of three shards, each with tensors that nobody asks for, and its index. Layer 3
+/// lies in the first two; the third is left out.
+void write_v4(const std::filesystem::path& folder) {
+  std::filesystem::create_directories(folder);
+  const Tensors t = good_tensors();
+  const std::vector<std::byte> other(512, std::byte{7});
+  const auto bytes = [&other](std::size_t count) { return std::span(other).first(count); };
+  const std::vector<std::vector<holdfast::bench::TensorData>> shards{
+      {{t.prefix + "attn.wq_a.scale", Dtype::f8_e8m0, {1, 1}, bytes(1)},
+       {t.prefix + "attn.wq_a.weight", Dtype::f8_e4m3, {4, 128}, bytes(512)},
+       {t.prefix + "attn_norm.weight", Dtype::bf16, {t.hidden}, std::as_bytes(std::span(t.norm))},
+       {t.prefix + "hc_attn_base", Dtype::f32, {24}, std::as_bytes(std::span(t.base))},
+       {t.prefix + "hc_attn_fn", Dtype::f32, {24, 4 * t.hidden}, std::as_bytes(std::span(t.fn))}},
+      {{t.prefix + "ffn.experts.0.w1.scale", Dtype::f8_e8m0, {4, 1}, bytes(4)},
+       {t.prefix + "ffn.experts.0.w1.weight", Dtype::f4, {4, 32}, bytes(64)},
+       {t.prefix + "ffn.gate.bias", Dtype::f32, {8}, bytes(32)},
+       {t.prefix + "hc_attn_scale", Dtype::f32, {3}, std::as_bytes(std::span(t.scale))}},
+      {{"head.weight", Dtype::bf16, {2, 4}, bytes(16)},
+       {"hc_head_scale", Dtype::f32, {1}, bytes(4)}}};
+  nlohmann::json index{{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::json::object()}};
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = "model-0000" + std::to_string(i + 1) + "-of-00003.safetensors";
+    for (const auto& tensor : shards[i]) index["weight_map"][tensor.name] = name;
+    if (i < 2) holdfast::bench::write_checkpoint((folder / name).string(), shards[i]);
+  }
+  write_bytes((folder / "model.safetensors.index.json").string(), index.dump(2));
+}
+
+/// Exit code 0 and the report's line of `stable` says fresh.
+void expect_fresh(const Ended& ended) {
+  EXPECT_EQ(ended.code, 0) << ended.out << ended.error;
+  const std::size_t line = ended.out.find("\n  stable ");
+  ASSERT_NE(line, std::string::npos) << ended.out;
+  const std::string row = ended.out.substr(line + 1, ended.out.find('\n', line + 1) - line);
+  EXPECT_NE(row.find("fresh"), std::string::npos) << row;
+}
+
+TEST_F(GraphReplay, TakesAFolderAnIndexOrOneOfItsFiles) {
+  const std::filesystem::path folder = folder_ / "v4";
+  write_v4(folder);
+  expect_fresh(run(with_checkpoint(folder.string())));
+  expect_fresh(run(with_checkpoint(folder.string() + "/")));
+  expect_fresh(run(with_checkpoint((folder / "model.safetensors.index.json").string())));
+  std::filesystem::rename(folder / "model.safetensors.index.json", folder / "other.json");
+  expect_fresh(run(with_checkpoint((folder / "other.json").string())));
+
+  // One file, with all that layer 3 needs and tensors that nobody asks for.
+  Parts parts = good_parts((folder / "model.safetensors").string());
+  parts.header.insert(1, R"("layers.3.attn.wq_a.scale":{"dtype":"F8_E8M0","shape":[1,1],)"
+                         R"("data_offsets":[SIZE,SIZE1]},)"
+                         R"("unknown":{"dtype":"F31","shape":[9],"of":[{}],)"
+                         R"("data_offsets":[SIZE1,SIZE3]},)");
+  const std::size_t size = parts.data.size();
+  parts.replace("SIZE,SIZE1", std::to_string(size) + "," + std::to_string(size + 1));
+  parts.replace("SIZE1,SIZE3", std::to_string(size + 1) + "," + std::to_string(size + 3));
+  parts.data += "123";
+  write_bytes((folder / "model.safetensors").string(), parts.joined());
+  expect_fresh(run(with_checkpoint((folder / "model.safetensors").string())));
+  expect_fresh(run(with_checkpoint(folder.string())));
+}
+
 // --- What it refuses
 
 /// Exit code 2, and one line that names the file.
@@ -261,7 +324,6 @@ TEST_F(GraphReplay, EditsOfAGoodFileAreRefused) {
       {"a tensor twice", swap("hc_attn_base", "hc_attn_fn")},
       {"a key twice", swap(base, R"("shape":[24],"shape":[24],"data_offsets":[0,96])")},
       {"a key missing", swap(base, R"("data_offsets":[0,96])")},
-      {"an unknown key", swap(base, R"("strides":[1],)" + base)},
       {"a number that is not finite",
        [](Parts& p) { std::memcpy(p.data.data() + 4, "\x00\x00\xC0\x7F", 4); }},
       {"an infinite norm weight",
@@ -275,6 +337,64 @@ TEST_F(GraphReplay, EditsOfAGoodFileAreRefused) {
     write_bytes(file, parts.joined());
     expect_refused(run(with_checkpoint(file)), file, kind);
   }
+}
+
+TEST_F(GraphReplay, FoldersThatAreNoneAreRefused) {
+  const std::string folder = path("v4");
+  const std::string first = folder + "/model-00001-of-00003.safetensors";
+  const std::string second = folder + "/model-00002-of-00003.safetensors";
+  const std::string index = folder + "/model.safetensors.index.json";
+  write_v4(folder);
+  const std::string good = read_file(index);
+  ASSERT_EQ(run(with_checkpoint(folder)).code, 0) << "the folder that is edited must be good";
+  const auto expect_text = [&](const std::string& file, const std::string& text) {
+    const Ended ended = run(with_checkpoint(folder));
+    expect_refused(ended, file + ": ", text);
+    EXPECT_NE(ended.error.find(text), std::string::npos) << ended.error;
+  };
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string bytes = good;
+    const std::size_t at = bytes.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    if (at != std::string::npos) bytes.replace(at, from.size(), to);
+    write_bytes(index, bytes);
+  };
+  const std::string lfs = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+
+  with("layers.3.hc_attn_fn", "layers.3.hc_attn_fm");
+  expect_text(index, "layers.3.hc_attn_fn");
+  // The file that has hc_attn_scale.
+  const std::string scale = R"("layers.3.hc_attn_scale": "model-00002-of-00003.safetensors")";
+  with(scale, R"("layers.3.hc_attn_scale": "model-00003-of-00003.safetensors")");
+  expect_text(folder + "/model-00003-of-00003.safetensors", "No such file");
+  with(scale, R"("layers.3.hc_attn_scale": "model-00001-of-00003.safetensors")");
+  expect_text(first, "tensor \"layers.3.hc_attn_scale\"");
+  for (const std::string outside :
+       {"../v4/model-00002-of-00003.safetensors", "..", second.c_str()}) {
+    with(scale, R"("layers.3.hc_attn_scale": ")" + outside + "\"");
+    expect_text(index, "without / and ..");
+  }
+  with(scale, R"("layers.3.hc_attn_scale": 2)");
+  expect_text(index, "found 2");
+  with("\"weight_map\"", "\"weights\"");
+  expect_text(index, "the key weight_map");
+  write_bytes(index, "[");
+  expect_text(index, "an array");
+  write_bytes(index, lfs);
+  expect_text(index, "git lfs pull");
+  write_bytes(index, good);
+
+  const std::string bytes = read_file(second);
+  write_bytes(second, lfs);
+  expect_text(second, "git lfs pull");
+  write_bytes(second, bytes.substr(0, bytes.size() - 1));
+  expect_text(second, "past the end of the file");
+  std::filesystem::remove(second);
+  expect_text(second, "No such file");
+  std::filesystem::remove(index);
+  expect_text(folder, "expected model.safetensors.index.json or model.safetensors in it");
+  write_bytes(folder + "/model.safetensors", lfs);
+  expect_text(folder + "/model.safetensors", "git lfs pull");
 }
 
 TEST_F(GraphReplay, FilesThatAreNoneAreRefused) {

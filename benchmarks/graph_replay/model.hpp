@@ -6,6 +6,7 @@
 /// The weights of one layer's attention mHC, from a safetensors checkpoint.
 
 #include "safetensors.hpp"
+#include "shards.hpp"
 #include "support/mhc_oracle.hpp"
 
 #include <cmath>
@@ -36,8 +37,8 @@ struct Layer {
 namespace detail {
 
 template <class T>
-[[nodiscard]] std::vector<T> read(const holdfast::bench::Checkpoint& checkpoint,
-                                  const std::string& name) {
+[[nodiscard]] std::vector<T> read(holdfast::bench::Shards& shards, const std::string& name) {
+  const holdfast::bench::Checkpoint& checkpoint = shards.of(name);
   std::vector<T> values(checkpoint.tensor(name).elements());
   checkpoint.read(name, 0, std::as_writable_bytes(std::span(values)));
   return values;
@@ -45,48 +46,54 @@ template <class T>
 
 }  // namespace detail
 
-/// Reads and checks `layers.<layer>.*`, or the same under `model.`.
-/// \throws CheckpointError if the file is unusable, a tensor is missing or not as DeepSeek V4 has
-///   it, or a value is not finite.
+/// Reads and checks `layers.<layer>.*`, or the same under `model.`, of a file, an index or a
+/// folder.
+/// \throws CheckpointError if one of the files is unusable, a tensor is missing or not as DeepSeek
+///   V4 has it, or a value is not finite.
 [[nodiscard]] inline Layer read_layer(const std::string& path, std::int64_t layer) {
-  using holdfast::bench::CheckpointError;
   using holdfast::bench::Dtype;
-  const holdfast::bench::Checkpoint checkpoint(path);
+  holdfast::bench::Shards shards(path);
   const std::string plain = "layers." + std::to_string(layer) + ".";
   const std::string prefix =
-      checkpoint.contains("model." + plain + "hc_attn_fn") ? "model." + plain : plain;
+      shards.contains("model." + plain + "hc_attn_fn") ? "model." + plain : plain;
 
-  const auto refuse = [&path](const std::string& what) {
-    throw CheckpointError(path + ": " + what);
+  const auto refuse = [&shards](const std::string& name, const std::string& expected,
+                                const std::string& found, const std::string& advice) {
+    holdfast::bench::detail::refuse(
+        shards.of(name).path(), holdfast::bench::detail::in_tensor(name), expected, found, advice);
   };
-  const auto& fn = checkpoint.tensor(prefix + "hc_attn_fn");
+  const std::string fn_name = prefix + "hc_attn_fn";
+  const auto& fn = shards.of(fn_name).tensor(fn_name);
   // The kernels take any multiple of 8; the limit bounds what a hostile file makes us compute.
   constexpr std::int64_t kMaxHidden = 65536;
   const std::int64_t hidden = fn.shape.size() == 2 ? fn.shape[1] / kStreams : 0;
   if (hidden < 8 || hidden > kMaxHidden || hidden % 8 != 0) {
-    refuse("tensor \"" + fn.name +
-           "\": expected F32 [24, 4 * hidden] with hidden a multiple of 8 from 8 to " +
-           std::to_string(kMaxHidden) + ", found " + to_string(fn.dtype) + " " +
-           holdfast::bench::detail::print_shape(fn.shape) + "; use a checkpoint of DeepSeek V4");
+    refuse(
+        fn_name,
+        "F32 [24, 4 * hidden] with hidden a multiple of 8 from 8 to " + std::to_string(kMaxHidden),
+        holdfast::bench::detail::print_kind(fn), "use a checkpoint of DeepSeek V4");
   }
-  checkpoint.expect(fn.name, Dtype::f32, {kMixes, kStreams * hidden});
-  checkpoint.expect(prefix + "hc_attn_base", Dtype::f32, {kMixes});
-  checkpoint.expect(prefix + "hc_attn_scale", Dtype::f32, {3});
-  checkpoint.expect(prefix + "attn_norm.weight", Dtype::bf16, {hidden});
+  const auto expect = [&](const char* name, Dtype dtype, const std::vector<std::int64_t>& shape) {
+    shards.of(prefix + name).expect(prefix + name, dtype, shape);
+  };
+  expect("hc_attn_fn", Dtype::f32, {kMixes, kStreams * hidden});
+  expect("hc_attn_base", Dtype::f32, {kMixes});
+  expect("hc_attn_scale", Dtype::f32, {3});
+  expect("attn_norm.weight", Dtype::bf16, {hidden});
 
   Layer result;
   result.source = path + ", " + prefix + "*";
   result.hidden = hidden;
-  result.hc_attn_fn = detail::read<float>(checkpoint, fn.name);
-  result.hc_attn_base = detail::read<float>(checkpoint, prefix + "hc_attn_base");
-  result.hc_attn_scale = detail::read<float>(checkpoint, prefix + "hc_attn_scale");
-  result.attn_norm = detail::read<std::uint16_t>(checkpoint, prefix + "attn_norm.weight");
+  result.hc_attn_fn = detail::read<float>(shards, fn_name);
+  result.hc_attn_base = detail::read<float>(shards, prefix + "hc_attn_base");
+  result.hc_attn_scale = detail::read<float>(shards, prefix + "hc_attn_scale");
+  result.attn_norm = detail::read<std::uint16_t>(shards, prefix + "attn_norm.weight");
   const auto expect_finite = [&](const char* name, const auto& values, const auto& convert) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (std::isfinite(convert(values[i]))) continue;
-      refuse("tensor \"" + prefix + name + "\": expected finite numbers, found " +
-             std::to_string(convert(values[i])) + " at element " + std::to_string(i) +
-             "; the file is damaged: fetch or write it again");
+      refuse(prefix + name, "finite numbers",
+             std::to_string(convert(values[i])) + " at element " + std::to_string(i),
+             holdfast::bench::detail::kDamaged);
     }
   };
   const auto same = [](float value) { return value; };
