@@ -265,6 +265,44 @@ class RelayoutOf : public test::Cuda {
            out_shift);
   }
 
+  // Lays a tensor of `shape` out that begins at byte `offset` of a bucket and ends with it, and its
+  // aligned copy, both as `change` views them: the same bits, and one launch.
+  template <class Change>
+  void expect_packed(std::size_t offset, const Shape& shape, const Change& change) const {
+    const std::vector<From> values = numbers<From>(static_cast<std::size_t>(shape.elements()));
+    const test::DeviceArray<From> copy(values);
+    std::vector<std::uint8_t> bytes(offset, kPoison);
+    const auto* const raw = reinterpret_cast<const std::uint8_t*>(values.data());
+    bytes.insert(bytes.end(), raw, raw + copy.bytes());
+    const test::DeviceArray<std::uint8_t> bucket(bytes);
+    const TensorView view = change(TensorView::packed<From>(bucket.data() + offset, shape, 0));
+    SCOPED_TRACE("shape " + to_string(view.shape()) + ", strides " + to_string(view.strides()) +
+                 ", byte " + std::to_string(offset));
+    EXPECT_EQ(view.is_aligned(), offset % alignof(From) == 0);
+
+    const auto count = static_cast<std::size_t>(view.shape().elements());
+    const test::DeviceArray<To> out(kGuard + count + kGuard);
+    const auto result = [&](test::Mode mode, const TensorView& source) {
+      out.poison(kPoison);
+      test::run(mode, this->stream, [&] {
+        holdfast::Relayout<To, From>{source}(out.data() + kGuard, cuda::stream_ref{this->stream});
+      });
+      return test::download(reinterpret_cast<const std::uint8_t*>(out.data()), out.bytes());
+    };
+    const TensorView aligned = change(TensorView(copy.data(), shape, 0));
+    const std::vector<std::uint8_t> want = result(test::Mode::eager, aligned);
+    for (const test::Mode mode : test::kModes) {
+      EXPECT_TRUE(result(mode, view) == want) << test::to_string(mode);
+    }
+    const test::Graph graph(this->stream, [&] {
+      holdfast::Relayout<To, From>{view}(out.data() + kGuard, cuda::stream_ref{this->stream});
+    });
+    EXPECT_EQ(graph.nodes(), count > 0 ? 1U : 0U);
+  }
+  void expect_packed(std::size_t offset, const Shape& shape) const {
+    expect_packed(offset, shape, [](const TensorView& whole) { return whole; });
+  }
+
  private:
   static constexpr std::int64_t kMiddle = 32768;
   static const std::vector<From>& memory() {
@@ -359,6 +397,42 @@ TYPED_TEST(RelayoutOf, ShufflesTiles) {
   });
 }
 
+TYPED_TEST(RelayoutOf, ReadsPackedTensorsAtAnyByte) {
+  for (std::size_t offset = 0; offset <= 32; ++offset) {
+    this->expect_packed(offset, {33});
+    this->expect_packed(offset, {3, 32});
+  }
+  for (const std::size_t offset : {1, 2, 6}) {
+    for (const std::int64_t length : {0, 1, 2, 3, 5, 8, 127, 128, 129, 2049}) {
+      this->expect_packed(offset, {length});
+    }
+    this->expect_packed(offset, {});
+    this->expect_packed(offset, {2, 3, 4, 5, 6});
+  }
+}
+
+TYPED_TEST(RelayoutOf, ReadsPackedTensorsInAnyLayout) {
+  for (const std::size_t offset : {1, 2, 3, 4, 6, 7, 11}) {
+    this->expect_packed(offset, {37, 29}, [](const TensorView& whole) {
+      return whole.permute({1, 0});
+    });
+    this->expect_packed(offset, {2, 3, 4, 5, 6}, [](const TensorView& whole) {
+      return whole.permute({4, 1, 3, 0, 2});
+    });
+    this->expect_packed(offset, {7, 40}, [](const TensorView& whole) {
+      return whole.slice(1, 3, 33).slice(0, 2, 5);  // up to the last row, not to the last byte
+    });
+    this->expect_packed(offset, {48, 64}, [](const TensorView& whole) {  // tiles
+      return whole.unflatten(1, {4, 16}).unflatten(0, {3, 16}).permute({0, 2, 1, 3});
+    });
+    this->expect_packed(offset, {9, 11}, [](const TensorView& whole) {
+      using Element = typename TypeParam::From;
+      const auto* last = static_cast<const std::byte*>(whole.data()) + 98 * sizeof(Element);
+      return TensorView::packed<Element>(last, {9, 2, 11}, {-11, 0, -1}, 0);
+    });
+  }
+}
+
 TYPED_TEST(RelayoutOf, LeavesEmptyTensorsAlone) {
   this->expect({0}, {1});
   this->expect({3, 0, 5}, {1, 1, 1});
@@ -405,6 +479,15 @@ void expect_patterns(cudaStream_t stream) {
     test::ok(cudaStreamSynchronize(stream));
     compare(out.download(), begin, values);
   }
+  std::vector<std::uint8_t> bytes(1 + source.bytes());
+  std::memcpy(bytes.data() + 1, values.data(), source.bytes());
+  const test::DeviceArray<std::uint8_t> bucket(bytes);
+  const test::DeviceArray<To> out(values.size());
+  out.poison(kPoison);
+  holdfast::Relayout<To, From>{TensorView::packed<From>(bucket.data() + 1, Shape{count}, 0)}(
+      out.data(), cuda::stream_ref{stream});
+  test::ok(cudaStreamSynchronize(stream));
+  compare(out.download(), 0, values);
 }
 
 class Relayout : public test::Cuda {};
@@ -463,6 +546,12 @@ TEST_F(Relayout, NamesWhatItReads) {
   EXPECT_EQ(recipe.sources()[0].begin, base + 300 * 4);
   EXPECT_EQ(recipe.sources()[0].end, base + (500 + 19) * 4);
   EXPECT_EQ(recipe.sources()[0].device, 0);
+  const holdfast::Relayout<float> packed{
+      TensorView::packed<float>(base + 1006, Shape{3, 10}, Strides{-100, 2}, 0)};
+  ASSERT_EQ(packed.sources().size(), 1U);
+  EXPECT_EQ(packed.sources()[0].begin, base + 1006 - 200 * 4);
+  EXPECT_EQ(packed.sources()[0].end, base + 1006 + 19 * 4);
+  EXPECT_EQ(packed.sources()[0].device, 0);
 }
 
 template <class Call>
@@ -501,6 +590,31 @@ TEST_F(Relayout, RefusesWhatItCannotCopy) {
                  [&] { recipe(memory.data() + 199, on); });
   EXPECT_NO_THROW(recipe(memory.data(), on));
   EXPECT_NO_THROW(recipe(memory.data() + 200, on));
+  sync();
+}
+
+TEST_F(Relayout, RefusesForAPackedTensorWhatItRefusesForAnyOther) {
+  const test::DeviceArray<float> memory(400);
+  memory.poison();
+  const auto* const bucket = reinterpret_cast<const std::byte*>(memory.data());
+  const auto packed = [&](std::size_t byte) {
+    return TensorView::packed<float>(bucket + byte, Shape{100}, 0);
+  };
+  expect_refused(Rule::type_mismatch, "expected bf16",
+                 [&] { holdfast::Relayout<bf16>{packed(6)}; });
+  const TensorView half =
+      TensorView::packed<bf16>(bucket + 1, Shape{std::int64_t{1} << 61}, Strides{0}, 0);
+  expect_refused(Rule::size_overflow, "63 bits", [&] { holdfast::Relayout<float, bf16>{half}; });
+  const holdfast::Relayout<float> recipe{packed(402)};  // bytes 402 to 802
+  const cuda::stream_ref on{stream};
+  expect_refused(Rule::null_pointer, "null", [&] { recipe(nullptr, on); });
+  auto* odd = reinterpret_cast<float*>(reinterpret_cast<std::uintptr_t>(memory.data()) + 2);
+  expect_refused(Rule::misaligned, "4 bytes", [&] { recipe(odd, on); });
+  expect_refused(Rule::source_overlaps_target, "overlaps", [&] { recipe(memory.data() + 1, on); });
+  expect_refused(Rule::source_overlaps_target, "overlaps",
+                 [&] { recipe(memory.data() + 200, on); });
+  EXPECT_NO_THROW(recipe(memory.data(), on));
+  EXPECT_NO_THROW(recipe(memory.data() + 201, on));
   sync();
 }
 

@@ -358,6 +358,11 @@ TEST_F(StableBuffer, AdoptRefusesWhatItCannotWriteInPlace) {
   Buffer buffer(kName, *memory);
   const float* read_only = engine.data();
   expect_refused(Rule::read_only, [&] { buffer.adopt(TensorView(read_only, kShape, 0)); });
+  const auto* const bucket = reinterpret_cast<const std::byte*>(engine.data());
+  expect_refused(Rule::misaligned,
+                 [&] { buffer.adopt(TensorView::packed<float>(bucket + 6, {1}, 0)); });
+  expect_refused(Rule::read_only,  // a source, also where it happens to be aligned
+                 [&] { buffer.adopt(TensorView::packed<float>(bucket + 8, {1}, 0)); });
   expect_refused(Rule::type_mismatch, [&] {
     buffer.adopt(TensorView(reinterpret_cast<std::int32_t*>(engine.data()), kShape, 0));
   });

@@ -186,6 +186,24 @@ class Problem {
             Strides{layout_.row_stride, layout_.stream_stride, 1}, 0};
   }
 
+  // The source alone, from byte `offset` of a bucket to its last one.
+  [[nodiscard]] std::vector<std::uint8_t> bucket(std::size_t offset) const {
+    std::vector<std::uint8_t> bytes(offset, kPoison);
+    if (empty(layout_)) return bytes;
+    const auto* begin =
+        reinterpret_cast<const std::uint8_t*>(memory_.data() + kGuard + layout_.source_shift);
+    const auto* end =
+        reinterpret_cast<const std::uint8_t*>(memory_.data() + memory_.size() - kGuard);
+    bytes.insert(bytes.end(), begin, end);
+    return bytes;
+  }
+  [[nodiscard]] TensorView packed_view(const std::uint8_t* source) const {
+    const std::int64_t first = empty(layout_) ? 0 : -lowest(layout_);
+    return TensorView::packed<From>(source + first * static_cast<std::int64_t>(sizeof(From)),
+                                    {layout_.rows, layout_.streams, layout_.hidden},
+                                    {layout_.row_stride, layout_.stream_stride, 1}, 0);
+  }
+
   [[nodiscard]] std::vector<float> expected() const {
     std::vector<float> sums;
     for (std::int64_t row = 0; row < layout_.rows; ++row) {
@@ -283,6 +301,16 @@ void expect_sum(cudaStream_t stream, const Layout& layout) {
   problem.check(holdfast::StreamSum<To, From>{problem.view()}, stream);
 }
 
+template <class To, class From>
+void expect_packed_sum(cudaStream_t stream, std::size_t offset, const Layout& layout) {
+  SCOPED_TRACE("byte " + std::to_string(offset));
+  const Problem<To, From> problem(layout);
+  const test::DeviceArray<std::uint8_t> bucket(problem.bucket(offset));
+  const TensorView view = problem.packed_view(bucket.data() + offset);
+  EXPECT_EQ(view.is_aligned(), offset % alignof(From) == 0);
+  problem.check(holdfast::StreamSum<To, From>{view}, stream);
+}
+
 // --- Every pair of types
 
 template <class ToType, class FromType>
@@ -305,6 +333,9 @@ class StreamSumOf : public test::Cuda {
  protected:
   void expect(const Layout& layout) const {
     expect_sum<typename P::To, typename P::From>(this->stream, layout);
+  }
+  void expect_packed(std::size_t offset, const Layout& layout) const {
+    expect_packed_sum<typename P::To, typename P::From>(this->stream, offset, layout);
   }
 };
 TYPED_TEST_SUITE(StreamSumOf, Pairs, PairName);
@@ -355,6 +386,55 @@ TYPED_TEST(StreamSumOf, ReadsAnyStride) {
     }
   }
   this->expect({3, 1, 64, 64, 7});  // nor that of a single stream
+}
+
+TYPED_TEST(StreamSumOf, ReadsPackedSourcesAtAnyByte) {
+  for (std::size_t offset = 0; offset <= 32; ++offset) {
+    this->expect_packed(offset, contiguous(3, 4, 32));
+    this->expect_packed(offset, contiguous(2, 3, 33));
+  }
+  for (const std::size_t offset : {1, 2, 6}) {
+    for (const std::int64_t hidden : {0, 1, 2, 7, 8, 9, 127, 128, 129}) {
+      for (const std::int64_t streams : {0, 1, 2, 3, 4, 5, 8}) {
+        for (const std::int64_t rows : {0, 1, 3}) {
+          this->expect_packed(offset, contiguous(rows, streams, hidden));
+        }
+      }
+    }
+  }
+  this->expect_packed(6, contiguous(24, 4, 4096));
+  this->expect_packed(5, contiguous(3, 4, 7168));
+}
+
+TYPED_TEST(StreamSumOf, ReadsPackedSourcesOfAnyStride) {
+  for (const std::size_t offset : {1, 2, 3, 4}) {
+    for (const std::int64_t streams : {1, 4, 6}) {
+      const std::int64_t stride = 64 + 5;
+      const std::int64_t row = streams * stride + 3;
+      this->expect_packed(offset, {3, streams, 64, row, stride});
+      this->expect_packed(offset, {3, streams, 64, stride, 3 * stride});
+      this->expect_packed(offset, {3, streams, 64, row, 0});
+      this->expect_packed(offset, {3, streams, 64, 0, stride});
+      this->expect_packed(offset, {3, streams, 64, -row, stride});
+      this->expect_packed(offset, {3, streams, 64, -row, -stride});
+    }
+  }
+}
+
+TYPED_TEST(StreamSumOf, GivesForAPackedSourceTheBitsOfItsAlignedCopy) {
+  using To = typename TypeParam::To;
+  using From = typename TypeParam::From;
+  const Problem<To, From> problem(contiguous(5, 4, 96));
+  const test::DeviceArray<std::uint8_t> bucket(problem.bucket(7));
+  const TensorView packed = TensorView::packed<From>(bucket.data() + 7, Shape{5, 4 * 96}, 0);
+  const test::DeviceArray<To> out(5 * 96);
+  const auto bytes = [&](const auto& recipe) {
+    out.poison(kPoison);
+    recipe(out.data(), cuda::stream_ref{this->stream});
+    return test::download(reinterpret_cast<const std::uint8_t*>(out.data()), out.bytes());
+  };
+  EXPECT_TRUE(bytes(holdfast::StreamSum<To, From>{packed, 4}) ==
+              bytes(holdfast::StreamSum<To, From>{problem.view()}));
 }
 
 TYPED_TEST(StreamSumOf, StartsFromPositiveZero) {
@@ -559,6 +639,11 @@ TEST_F(StreamSum, IsOneNode) {
   EXPECT_EQ(nodes(view.slice(1, 0, 0), out.data()), 1U);  // no streams: zeros
   EXPECT_EQ(nodes(view.slice(2, 0, 0), out.data()), 0U);  // an empty result
   EXPECT_EQ(nodes(view.slice(0, 0, 0), nullptr), 0U);
+  const auto* const bucket = reinterpret_cast<const std::byte*>(source.data());
+  const TensorView packed = TensorView::packed<float>(bucket + 6, Shape{23, 4, 32}, 0);
+  EXPECT_EQ(nodes(packed, out.data()), 1U);
+  EXPECT_EQ(nodes(packed.slice(1, 0, 0), out.data()), 1U);
+  EXPECT_EQ(nodes(packed.slice(2, 0, 0), out.data()), 0U);
 }
 
 TEST_F(StreamSum, WaitsForItsStreamAndNoOther) {
@@ -635,6 +720,12 @@ TEST_F(StreamSum, NamesWhatItReads) {
       TensorView(memory.data() + 400, Shape{3, 2, 10}, Strides{-100, 20, 1}, 0)};
   EXPECT_EQ(upside_down.sources()[0].begin, base + 200 * 4);
   EXPECT_EQ(upside_down.sources()[0].end, base + (400 + 20 + 10) * 4);
+  const holdfast::StreamSum<float> packed{
+      TensorView::packed<float>(base + 6, Shape{3, 20}, Strides{100, 1}, 0), 2};
+  ASSERT_EQ(packed.sources().size(), 1U);
+  EXPECT_EQ(packed.sources()[0].begin, base + 6);
+  EXPECT_EQ(packed.sources()[0].end, base + 6 + (200 + 20) * 4);
+  EXPECT_EQ(packed.sources()[0].device, 0);
 }
 
 // --- Refusals
@@ -707,6 +798,35 @@ TEST_F(StreamSum, RefusesOtherTargets) {
   sync();
   EXPECT_EQ(std::memcmp(memory.download().data(), before.data(), memory.bytes()), 0);
   EXPECT_NO_THROW(sum(memory.data() + 164, on));
+  EXPECT_NO_THROW(sum(memory.data() + 84, on));
+  sync();
+}
+
+TEST_F(StreamSum, RefusesForAPackedSourceWhatItRefusesForAnyOther) {
+  const test::DeviceArray<float> memory(1000);
+  memory.poison(kPoison);
+  const std::vector<float> before = memory.download();
+  const auto* const bucket = reinterpret_cast<const std::byte*>(memory.data());
+  const auto packed = [&](const Shape& shape) {
+    return TensorView::packed<float>(bucket + 402, shape, 0);
+  };
+  using Sum = holdfast::StreamSum<float>;
+  expect_refused(Rule::type_mismatch, "expected f16", [&] {
+    holdfast::StreamSum<float, f16>{packed({2, 4, 8})};
+  });
+  expect_refused(Rule::unsupported_shape, "rank 2", [&] { Sum{packed({2, 32})}; });
+  expect_refused(Rule::unsupported_shape, "3 streams", [&] { Sum(packed({2, 32}), 3); });
+  expect_refused(Rule::not_contiguous, "along hidden", [&] {
+    Sum{packed({2, 4, 8}).permute({0, 2, 1})};
+  });
+  const Sum sum{packed({2, 4, 8})};  // bytes 402 to 658
+  const cuda::stream_ref on{stream};
+  expect_refused(Rule::null_pointer, "null", [&] { sum(nullptr, on); });
+  expect_refused(Rule::source_overlaps_target, "overlaps", [&] { sum(memory.data() + 164, on); });
+  expect_refused(Rule::source_overlaps_target, "overlaps", [&] { sum(memory.data() + 85, on); });
+  sync();
+  EXPECT_EQ(std::memcmp(memory.download().data(), before.data(), memory.bytes()), 0);
+  EXPECT_NO_THROW(sum(memory.data() + 165, on));
   EXPECT_NO_THROW(sum(memory.data() + 84, on));
   sync();
 }

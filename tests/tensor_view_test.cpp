@@ -470,6 +470,15 @@ TEST(TensorView, RefusesAnAddressThatIsNoMultipleOfTheAlignment) {
   }
 }
 
+TEST(TensorView, AMisalignedAddressNamesTheWayIn) {
+  alignas(16) std::array<std::byte, 16> memory{};
+  void* const odd = memory.data() + 6;
+  const std::string message =
+      message_of([&] { return TensorView(static_cast<const float*>(odd), Shape{2}, 0); });
+  EXPECT_TRUE(contains(message, "multiple of 4 bytes")) << message;
+  EXPECT_TRUE(contains(message, "TensorView::packed")) << message;
+}
+
 TEST(TensorView, RefusesStridesOfAnotherRank) {
   std::array<float, 8> memory{};
   const auto rule = [&](const Shape& shape, const Strides& strides) {
@@ -628,6 +637,81 @@ TEST(TensorView, ATypeMismatchNamesBothTypes) {
   const std::string message = message_of([&] { return view.data_as<std::int64_t>(); });
   EXPECT_TRUE(contains(message, "f32 of 4 bytes")) << message;
   EXPECT_TRUE(contains(message, "i64 of 8")) << message;
+}
+
+// --- TensorView: packed
+
+TEST(TensorView, APackedViewLiesAtAnyByteAndIsNoPointerUnlessAligned) {
+  alignas(16) std::array<std::byte, 64> memory{};
+  const auto look = [&]<class T>(T* /*type*/, std::size_t offset, std::size_t alignment) {
+    const std::byte* const bytes = memory.data() + offset;
+    const TensorView view = TensorView::packed<T>(bytes, Shape{1}, 3);
+    const bool aligned = offset % alignment == 0;
+    EXPECT_EQ(view.data(), bytes);
+    EXPECT_EQ(view.is_aligned(), aligned) << offset;
+    EXPECT_EQ(view.element_type(), holdfast::kElementType<T>);
+    EXPECT_EQ(view.device(), 3);
+    EXPECT_TRUE(view.read_only());
+    EXPECT_EQ(broken_rule([&] { return view.data_as<T>(); }), aligned ? "none" : "misaligned")
+        << offset;
+    EXPECT_EQ(broken_rule([&] { return view.writable_data_as<T>(); }),
+              aligned ? "read_only" : "misaligned")
+        << offset;
+    EXPECT_EQ(broken_rule([&] { return view.data_as<Narrow>(); }), "type_mismatch");
+  };
+  for (std::size_t offset = 0; offset <= 32; ++offset) {
+    look(static_cast<std::uint8_t*>(nullptr), offset, 1);
+    look(static_cast<__nv_bfloat16*>(nullptr), offset, 2);
+    look(static_cast<__half*>(nullptr), offset, 2);
+    look(static_cast<float*>(nullptr), offset, 4);
+    look(static_cast<std::int32_t*>(nullptr), offset, 4);
+    look(static_cast<std::int64_t*>(nullptr), offset, 8);
+    look(static_cast<Wide*>(nullptr), offset, 8);
+  }
+}
+
+TEST(TensorView, APackedViewIsCutLikeAnyOther) {
+  alignas(16) std::array<std::byte, 256> memory{};
+  const std::byte* const bytes = memory.data() + 6;
+  const TensorView view = TensorView::packed<float>(bytes, Shape{4, 6}, 0);
+  EXPECT_TRUE(view.is_contiguous());
+  EXPECT_EQ(view.hull().begin, bytes);
+  EXPECT_EQ(view.hull().end, bytes + 96);
+  const TensorView part = view.slice(0, 1, 2).unflatten(1, {2, 3}).permute({2, 0, 1});
+  EXPECT_EQ(part.shape(), (Shape{3, 2, 2}));
+  EXPECT_EQ(part.strides(), (Strides{1, 6, 3}));
+  EXPECT_EQ(part.hull().begin, bytes + 24);
+  EXPECT_EQ(part.hull().end, bytes + 72);
+  EXPECT_FALSE(part.is_aligned());
+  EXPECT_EQ(broken_rule([&] { return part.data_as<float>(); }), "misaligned");
+  const TensorView backwards = TensorView::packed<float>(bytes + 20, Shape{6}, Strides{-1}, 0);
+  EXPECT_EQ(backwards.hull().begin, bytes);
+  EXPECT_EQ(backwards.hull().end, bytes + 24);
+}
+
+TEST(TensorView, APackedViewIsRefusedLikeAnyOther) {
+  const std::byte byte{};
+  const auto rule = [](const void* bytes, const Shape& shape, const Strides& strides, int device) {
+    return broken_rule([&] { return TensorView::packed<float>(bytes, shape, strides, device); });
+  };
+  EXPECT_EQ(rule(nullptr, Shape{2}, Strides{1}, 0), "null_pointer");
+  EXPECT_EQ(rule(nullptr, Shape{0}, Strides{1}, 0), "none");
+  EXPECT_EQ(rule(&byte, Shape{2}, Strides{1, 1}, 0), "unsupported_shape");
+  EXPECT_EQ(rule(&byte, Shape{2}, Strides{1}, -1), "device_mismatch");
+  EXPECT_EQ(rule(&byte, Shape{pow2(61)}, Strides{1}, 0), "size_overflow");
+  EXPECT_EQ(rule(&byte, Shape{pow2(60), 2}, Strides{4, kMax}, 0), "size_overflow");
+  // 4096 bytes up to the end of the address space, and one less
+  const auto* const last = reinterpret_cast<const std::byte*>(~std::uintptr_t{0} - 4096);
+  EXPECT_EQ(rule(last, Shape{1024}, Strides{1}, 0), "none");
+  EXPECT_EQ(rule(last + 1, Shape{1024}, Strides{1}, 0), "size_overflow");
+}
+
+TEST(TensorView, ARefusedPackedViewSaysWhoReadsIt) {
+  alignas(16) std::array<std::byte, 16> memory{};
+  const TensorView view = TensorView::packed<float>(memory.data() + 6, Shape{2}, 0);
+  const std::string message = message_of([&] { return view.data_as<float>(); });
+  EXPECT_TRUE(contains(message, "[2]")) << message;
+  EXPECT_TRUE(contains(message, "Relayout")) << message;
 }
 
 // --- TensorView: contiguity and hull

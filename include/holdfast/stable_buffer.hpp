@@ -562,10 +562,10 @@ class StableBuffer {
   /// Takes memory that the engine owns and may have captured already: [view.shape()] T, contiguous,
   /// on this buffer's device, writable, held by no other buffer. It is never freed here and must
   /// outlive the buffer. The state is unset until a finalize.
-  /// \throws ContractError already_allocated, type_mismatch, read_only, not_contiguous,
-  ///   device_mismatch, size_overflow, shape_mismatch (the allocation ends before the view does),
-  ///   address_taken (another buffer of this resource holds some of the bytes), moved_from;
-  ///   RefitError busy; CudaError. \cost no allocation, no launch.
+  /// \throws ContractError already_allocated, type_mismatch, misaligned (a packed view), read_only,
+  ///   not_contiguous, device_mismatch, size_overflow, shape_mismatch (the allocation ends before
+  ///   the view does), address_taken (another buffer of this resource holds some of the bytes),
+  ///   moved_from; RefitError busy; CudaError. \cost no allocation, no launch.
   void adopt(const TensorView& view) {
     detail::StableStorage& held = storage("adopt");
     held.adopt(view.writable_data_as<T>(), view);

@@ -203,11 +203,11 @@ struct ByteRange {
 /// A tensor by pointer, element type, shape, strides and device.
 ///
 /// A view made from `const T*` is read-only and stays so; one made from `T*` may also be adopted as
-/// the storage of a StableBuffer.
+/// the storage of a StableBuffer. One made with `packed` may lie at any byte, and is a source only.
 /// \throws ContractError on construction: null_pointer (no address for at least one element),
 ///   unsupported_shape (strides of another rank), size_overflow (the elements span 2^63 bytes or
-///   more, or reach beyond the address space), misaligned (address not a multiple of alignof(T)),
-///   device_mismatch (device below 0).
+///   more, or reach beyond the address space), misaligned (address not a multiple of alignof(T)
+///   and the view not made with `packed`), device_mismatch (device below 0).
 class TensorView {
  public:
   /// Row-major without gaps. `device` is the ordinal whose kernels read the memory; for pinned host
@@ -219,27 +219,57 @@ class TensorView {
   /// Any layout; `strides` in elements, of the same rank as `shape`.
   template <class T>
   TensorView(T* data, const Shape& shape, const Strides& strides, int device)
-      : TensorView(data, kElementType<std::remove_cv_t<T>>, kElementSize<std::remove_cv_t<T>>,
-                   kElementAlignment<std::remove_cv_t<T>>, std::is_const_v<T>, shape, strides,
+      : TensorView(data, element<std::remove_cv_t<T>>(), std::is_const_v<T>, shape, strides,
                    device) {
     static_assert(!std::is_void_v<T>, "a view needs an element type");
     static_assert(!std::is_volatile_v<T>, "views of volatile memory are not supported");
-    if constexpr (kElementType<std::remove_cv_t<T>> == ElementType::opaque) {
-      static_assert(std::is_trivially_copyable_v<T>, "elements are copied as bytes");
-    }
+    throw_unless(aligned_, Rule::misaligned, [&shape] {
+      return "tensor " + to_string(shape) + ": the address is not a multiple of " +
+             std::to_string(kElementAlignment<std::remove_cv_t<T>>) + " bytes, the alignment of " +
+             to_string(kElementType<std::remove_cv_t<T>>) +
+             "; view a tensor in a packed buffer with TensorView::packed, which StreamSum and "
+             "Relayout read at any byte";
+    });
   }
 
+  /// A tensor inside a packed buffer, as weight transfers send them: its elements are those of T,
+  /// but `bytes`, where the first one lies, may be any address. The view is read-only. StreamSum
+  /// and Relayout take it as their source; whoever asks it for a `T*` is refused where the address
+  /// is not aligned, so no one reads a T there by mistake.
+  ///
+  ///     const auto fn = TensorView::packed<float>(bucket + 6, {24, 4 * hidden}, device);
+  ///
+  /// Row-major without gaps; `device` as for the constructors.
+  /// \throws ContractError as the constructors, but for misaligned.
+  template <class T>
+  [[nodiscard]] static TensorView packed(const void* bytes, const Shape& shape, int device) {
+    return packed<T>(bytes, shape, Strides::contiguous(shape), device);
+  }
+
+  /// The same in any layout; `strides` in elements, of the same rank as `shape`.
+  template <class T>
+  [[nodiscard]] static TensorView packed(const void* bytes, const Shape& shape,
+                                         const Strides& strides, int device) {
+    static_assert(std::is_same_v<T, std::remove_cv_t<T>>,
+                  "name the element type itself: packed<float>(...)");
+    return TensorView(bytes, element<T>(), true, shape, strides, device);
+  }
+
+  /// Where the element of index 0 lies. Not always aligned to the elements: see is_aligned().
   [[nodiscard]] const void* data() const noexcept { return data_; }
-  /// The address as `const T*`. \throws ContractError type_mismatch.
+  /// The address as `const T*`. \throws ContractError type_mismatch, misaligned (a packed view).
   template <class T>
   [[nodiscard]] const T* data_as() const {
     expects_type<T>();
+    expects_alignment();
     return static_cast<const T*>(data_);
   }
-  /// The address as `T*`, for writing. \throws ContractError type_mismatch, read_only.
+  /// The address as `T*`, for writing. \throws ContractError type_mismatch, misaligned (a packed
+  /// view), read_only.
   template <class T>
   [[nodiscard]] T* writable_data_as() const {
     expects_type<T>();
+    expects_alignment();
     throw_unless(!read_only_, Rule::read_only, [this] {
       return "tensor " + to_string(shape_) +
              ": the view was made from a pointer to const; make it "
@@ -253,6 +283,9 @@ class TensorView {
   [[nodiscard]] const Strides& strides() const noexcept { return strides_; }
   [[nodiscard]] int device() const noexcept { return device_; }
   [[nodiscard]] bool read_only() const noexcept { return read_only_; }
+  /// Whether every element lies at a multiple of its type's alignment. False only for a packed
+  /// view, whose elements are then to be read byte by byte.
+  [[nodiscard]] bool is_aligned() const noexcept { return aligned_; }
 
   /// Whether the elements lie row-major without gaps. Strides of axes with one element do not
   /// matter.
@@ -358,16 +391,30 @@ class TensorView {
   template <class T>
   static constexpr std::size_t kElementAlignment = alignof(T);
 
-  TensorView(const void* data, ElementType type, std::int64_t element_bytes, std::size_t alignment,
-             bool read_only, const Shape& shape, const Strides& strides, int device)
+  struct Element {
+    ElementType type;
+    std::int64_t bytes;
+    std::size_t alignment;
+  };
+  template <class T>
+  static constexpr Element element() {
+    if constexpr (kElementType<T> == ElementType::opaque) {
+      static_assert(std::is_trivially_copyable_v<T>, "elements are copied as bytes");
+    }
+    return {kElementType<T>, kElementSize<T>, kElementAlignment<T>};
+  }
+
+  TensorView(const void* data, const Element& element, bool read_only, const Shape& shape,
+             const Strides& strides, int device)
       : data_(const_cast<void*>(
             data)),  // NOLINT(cppcoreguidelines-pro-type-const-cast): read_only_ guards it
         shape_(shape),
         strides_(strides),
-        element_bytes_(element_bytes),
+        element_bytes_(element.bytes),
         device_(device),
-        type_(type),
-        read_only_(read_only) {
+        type_(element.type),
+        read_only_(read_only),
+        aligned_(reinterpret_cast<std::uintptr_t>(data) % element.alignment == 0) {
     throw_unless(device >= 0, Rule::device_mismatch, [&shape, device] {
       return "tensor " + to_string(shape) + ": device " + std::to_string(device) +
              "; expected a device ordinal, 0 or more";
@@ -380,11 +427,6 @@ class TensorView {
       return "tensor " + to_string(shape) + ": the address is null; expected " +
              std::to_string(shape.elements()) + " elements (was the source released?)";
     });
-    throw_unless(reinterpret_cast<std::uintptr_t>(data) % alignment == 0, Rule::misaligned,
-                 [&shape, alignment, type] {
-                   return "tensor " + to_string(shape) + ": the address is not a multiple of " +
-                          std::to_string(alignment) + " bytes, the alignment of " + to_string(type);
-                 });
     throw_unless(spans_addresses(), Rule::size_overflow, [&shape, &strides] {
       return "tensor " + to_string(shape) + " with strides " + to_string(strides) +
              ": the elements span 2^63 bytes or more, or reach beyond the address space";
@@ -423,6 +465,14 @@ class TensorView {
                  });
   }
 
+  void expects_alignment() const {
+    throw_unless(aligned_, Rule::misaligned, [this] {
+      return "tensor " + to_string(shape_) +
+             ": the view is packed, and its address not aligned to " + to_string(type_) +
+             "; only StreamSum and Relayout read such a source, and Relayout makes an aligned copy";
+    });
+  }
+
   [[nodiscard]] TensorView relaid(void* data, std::span<const std::int64_t> extents,
                                   std::span<const std::int64_t> strides) const {
     TensorView view = *this;
@@ -439,6 +489,8 @@ class TensorView {
   int device_;
   ElementType type_;
   bool read_only_;
+  bool aligned_;  // of the first element and so of all, in whatever part of the tensor: a type's
+                  // size is a multiple of its alignment
 };
 
 template <>

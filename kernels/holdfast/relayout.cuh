@@ -100,7 +100,7 @@ struct RelayoutWork {
  private:
   template <int Count>
   static __host__ __device__ void move(const From* from, To* to) {
-    const Pack<From, Count> taken = load<Count>(from);
+    const Pack<Element<From>, Count> taken = load<Count>(from);
     Pack<To, Count> converted;
     for (int i = 0; i < Count; ++i) converted.values[i] = convert<To>(taken.values[i]);
     store(to, converted);
@@ -141,6 +141,8 @@ struct RelayoutWork {
 /// - Where the innermost axis is contiguous and the source, its other strides and the rows of the
 ///   result are aligned to 16 bytes, every access is 16 bytes wide; elsewhere it is one element. A
 ///   transpose is of the second kind: right, not fast.
+/// - A source in a packed buffer (TensorView::packed) may lie at any byte: where that is not
+///   aligned to its type it is read byte by byte, in the same launch and with the same bits.
 ///
 /// To and From: the same one of float, __nv_bfloat16, __half, uint8_t, int32_t, int64_t; or two of
 /// the first three.
@@ -184,7 +186,7 @@ class Relayout {
   using Target = std::conditional_t<kCopies, detail::Raw<sizeof(To)>, To>;
   using Source = std::conditional_t<kCopies, detail::Raw<sizeof(From)>, From>;
 
-  template <int Width, std::unsigned_integral Number>
+  template <int Width, std::unsigned_integral Number, class Taken = Source>
   void launch(const detail::MergedAxes& axes, To* out, cuda::stream_ref stream) const;
   [[nodiscard]] std::string name() const { return "relayout of " + to_string(source_.shape()); }
 
@@ -206,6 +208,12 @@ void Relayout<To, From, File>::operator()(To* out, cuda::stream_ref stream) cons
   for (int axis = 1; axis < axes.count; ++axis) {
     wide = wide && detail::is_aligned<From>(axes.strides[axis]);
   }
+  if constexpr (alignof(From) > 1) {
+    if (!source_.is_aligned()) {  // one kernel, whose loads cost more than what Number saves
+      launch<1, std::uint64_t, detail::Unaligned<Source>>(axes, out, stream);
+      return;
+    }
+  }
   if (shape().elements() / length > std::int64_t{(std::numeric_limits<std::uint32_t>::max)()}) {
     launch<1, std::uint64_t>(axes, out, stream);
   } else if (wide) {
@@ -216,11 +224,11 @@ void Relayout<To, From, File>::operator()(To* out, cuda::stream_ref stream) cons
 }
 
 template <class To, class From, class File>
-template <int Width, std::unsigned_integral Number>
+template <int Width, std::unsigned_integral Number, class Taken>
 void Relayout<To, From, File>::launch(const detail::MergedAxes& axes, To* out,
                                       cuda::stream_ref stream) const {
-  detail::RelayoutWork<Target, Source, Width, Number> work{
-      .source = static_cast<const Source*>(source_.data()),
+  detail::RelayoutWork<Target, Taken, Width, Number> work{
+      .source = static_cast<const Taken*>(source_.data()),
       .out = reinterpret_cast<Target*>(out),
       .rows = shape().elements() / axes.extents[0],
       .columns = (axes.extents[0] - 1) / Width + 1,

@@ -31,7 +31,8 @@ namespace detail {
 /// out[row, i] = ((0 + x[row, 0, i]) + x[row, 1, i]) + ... for the `Width` elements i of a column.
 /// `Streams` is the number of streams where it is known when compiling, else 0. `Index` holds every
 /// offset in elements, within the source and within the result.
-template <Floating To, Floating From, int Width, int Streams, class IndexType>
+template <Floating To, class From, int Width, int Streams, class IndexType>
+requires Floating<Element<From>>
 struct StreamSumWork {
   using Index = IndexType;
 
@@ -76,7 +77,7 @@ struct StreamSumWork {
   // latencies then overlap.
   template <int Count>
   __host__ __device__ void add(Index first, Index stream, float (&sums)[Width]) const {
-    Pack<From, Width> terms[Count];
+    Pack<Element<From>, Width> terms[Count];
     for (int s = 0; s < Count; ++s) {
       terms[s] = load<Width>(source + (first + (stream + s) * stream_stride));
     }
@@ -103,7 +104,9 @@ struct StreamSumWork {
 /// - The axes of rows and streams may have any stride, zero and negative too. No streams give
 ///   zeros.
 /// - Where the source, its strides, `hidden` and the result are aligned to 16 bytes, every access
-///   is 16 bytes wide; elsewhere it is one element, with the same bits and lower speed.
+///   is 16 bytes wide; elsewhere it is one element, with the same bits and lower speed. A source
+///   in a packed buffer (TensorView::packed) may lie at any byte: where that is not aligned to its
+///   type it is read byte by byte, in the same launch and with the same bits.
 ///
 /// To and From: float, __nv_bfloat16 or __half, in any combination.
 template <class To, class From = To, class File = detail::ThisFile>
@@ -142,7 +145,7 @@ class StreamSum {
   static TensorView split(const TensorView& source, std::int64_t streams);
   static Shape result(const TensorView& source);
 
-  template <int Width, int Streams, class Index>
+  template <int Width, int Streams, class Index, class Source = From>
   void launch(To* out, cuda::stream_ref stream) const;
   [[nodiscard]] std::string name() const { return "stream_sum of " + to_string(source_.shape()); }
 
@@ -219,7 +222,9 @@ void StreamSum<To, From, File>::operator()(To* out, cuda::stream_ref stream) con
                     (streams == 1 || detail::is_aligned<From>(source_.strides()[1]));
   const bool small =
       hull.bytes() / sizeof(From) <= detail::kMaxSmall && shape_.elements() <= detail::kMaxSmall;
-  if (!wide) {
+  if (!source_.is_aligned()) {
+    launch<1, 0, std::int64_t, detail::Unaligned<From>>(out, stream);
+  } else if (!wide) {
     launch<1, 0, std::int64_t>(out, stream);
   } else if (streams == 4 && small) {  // DeepSeek V4: 4 streams of 24 x 4096 or 24 x 7168
     launch<kWidth, 4, std::int32_t>(out, stream);
@@ -229,14 +234,14 @@ void StreamSum<To, From, File>::operator()(To* out, cuda::stream_ref stream) con
 }
 
 template <class To, class From, class File>
-template <int Width, int Streams, class Index>
+template <int Width, int Streams, class Index, class Source>
 void StreamSum<To, From, File>::launch(To* out, cuda::stream_ref stream) const {
   // The stride of an axis of one element means nothing, and may be too large for Index.
   const auto stride = [&](int axis) {
     return static_cast<Index>(source_.shape()[axis] > 1 ? source_.strides()[axis] : 0);
   };
-  const detail::StreamSumWork<To, From, Width, Streams, Index> work{
-      .source = source_.data_as<From>(),
+  const detail::StreamSumWork<To, Source, Width, Streams, Index> work{
+      .source = static_cast<const Source*>(source_.data()),
       .out = out,
       .rows = static_cast<Index>(shape_[0]),
       .columns = static_cast<Index>(shape_[1] / Width),

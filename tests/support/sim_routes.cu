@@ -13,6 +13,7 @@
 namespace {
 
 using holdfast::detail::Raw;
+using holdfast::detail::Unaligned;
 using bf16 = __nv_bfloat16;
 using f16 = __half;
 
@@ -23,6 +24,7 @@ void route_stream_sum() {
   test::route_work<StreamSumWork<To, From, kWidth, 4, std::int32_t>>();
   test::route_work<StreamSumWork<To, From, kWidth, 0, std::int64_t>>();
   test::route_work<StreamSumWork<To, From, 1, 0, std::int64_t>>();
+  test::route_work<StreamSumWork<To, Unaligned<From>, 1, 0, std::int64_t>>();
 }
 
 template <class To, class From>
@@ -32,6 +34,9 @@ void route_relayout() {
   test::route_work<RelayoutWork<To, From, kWidth, std::uint32_t>>();
   test::route_work<RelayoutWork<To, From, 1, std::uint32_t>>();
   test::route_work<RelayoutWork<To, From, 1, std::uint64_t>>();
+  if constexpr (sizeof(From) > 1) {
+    test::route_work<RelayoutWork<To, Unaligned<From>, 1, std::uint64_t>>();
+  }
 }
 
 // From every floating type to To.

@@ -57,6 +57,24 @@ struct alignas(kAccessBytes) HostAccess {
   unsigned char bytes[kAccessBytes];  // unsigned char: may alias any type
 };
 
+/// A T at any byte of a packed buffer, in the order of its bytes.
+template <class T>
+struct Unaligned {
+  unsigned char bytes[sizeof(T)];
+};
+
+template <class From>
+struct ElementOf {
+  using Type = From;
+};
+template <class T>
+struct ElementOf<Unaligned<T>> {
+  using Type = T;
+};
+/// What a load from `const From*` gives: From itself, and of Unaligned<T> the T.
+template <class From>
+using Element = typename ElementOf<From>::Type;
+
 template <class T, int Width>
 struct Pack {
   static constexpr int kAccesses = Width * static_cast<int>(sizeof(T)) / kAccessBytes;
@@ -88,6 +106,25 @@ template <int Width, class T>
 #endif
     memcpy(&pack, raw, sizeof(pack));
   }
+  return pack;
+}
+
+/// The element at `address`, which may be any. Byte by byte, so that nothing outside the source is
+/// touched: the rest of an aligned word at its ends may belong to others, or to no one. Threads
+/// side by side read elements side by side, so a warp's loads of single bytes share cache lines.
+template <int Width, class T>
+[[nodiscard]] __host__ __device__ Pack<T, Width> load(const Unaligned<T>* address) {
+  static_assert(Width == 1, "several elements at once need an aligned address");
+  unsigned char bytes[sizeof(T)];
+  for (std::size_t i = 0; i < sizeof(T); ++i) {
+#ifdef __CUDA_ARCH__
+    bytes[i] = __ldg(address->bytes + i);
+#else
+    bytes[i] = address->bytes[i];
+#endif
+  }
+  Pack<T, Width> pack;
+  memcpy(&pack, bytes, sizeof(pack));
   return pack;
 }
 
