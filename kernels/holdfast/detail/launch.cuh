@@ -26,9 +26,9 @@ namespace holdfast::detail {
 /// The file that is being compiled, as part of the type of every recipe and of the name of every
 /// function that launches a kernel. Files of one program may be compiled for other architectures or
 /// with other flags, and the linker merges host functions of one name: some files would then launch
-/// the kernels of another, which the device may not have, or which round differently. No macro tells
-/// sm_90a from sm_90, or --use_fast_math, where host code is compiled. A type without linkage tells
-/// any two files apart. Kernels need no such key: nvcc gives each file its own.
+/// the kernels of another, which the device may not have, or which round differently. No macro
+/// tells sm_90a from sm_90, or --use_fast_math, where host code is compiled; a type without linkage
+/// tells any two files apart. Kernels need no such key: nvcc gives each file its own.
 namespace {
 struct ThisFile {};
 }  // namespace
