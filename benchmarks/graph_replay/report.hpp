@@ -25,7 +25,7 @@
 
 namespace graph_replay {
 
-/// Of one way. Times in seconds, one for each sample; none in a simulation.
+/// What one way showed. Times in seconds, one for each sample; none in a simulation.
 struct WayResult {
   std::string name;
   std::string meaning;
@@ -43,7 +43,7 @@ struct WayResult {
   }
 };
 
-/// Of one size of the family.
+/// What one size of the family showed.
 struct Run {
   std::vector<std::int64_t> batches;
   int nodes = 0;

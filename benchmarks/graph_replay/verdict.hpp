@@ -82,7 +82,7 @@ class Judge {
   /// Tokens that cannot be judged, having no such coefficient.
   [[nodiscard]] std::size_t blind_tokens() const { return blind_tokens_; }
 
-  /// Of one token; the reason for `wrong` is in `why`.
+  /// The verdict on one token. The reason for `wrong` goes to `why`.
   [[nodiscard]] Verdict judge(std::size_t token, const TokenResults& got, std::string& why) {
     for (std::size_t i = 0; i < got.residual_out.size(); ++i) {
       if (got.residual_out[i] != test::mhc::bf16_bits(x(token)[i % hidden_])) {

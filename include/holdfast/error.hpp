@@ -3,7 +3,7 @@
 #pragma once
 
 /// \file
-/// The errors that holdfast throws, and the two functions that throw them.
+/// The errors that holdfast throws, and the functions that throw them.
 ///
 /// Every message names the operation, the object, what was expected, what was found and what to do.
 /// A failed operation has changed nothing unless its own documentation says otherwise. Nothing here
@@ -169,6 +169,16 @@ void throw_unless(bool condition, Rule rule, const Text& text,
                   const cuda::std::source_location& where = cuda::std::source_location::current()) {
   if (!condition) [[unlikely]] {
     throw ContractError(rule, detail::render(text, where) + " [" + to_string(rule) + "]");
+  }
+}
+
+/// Throws unless `condition` holds.
+/// \throws RefitError with `reason`.
+template <MessageText Text>
+void throw_unless(bool condition, Reason reason, const Text& text,
+                  const cuda::std::source_location& where = cuda::std::source_location::current()) {
+  if (!condition) [[unlikely]] {
+    throw RefitError(reason, detail::render(text, where) + " [" + to_string(reason) + "]");
   }
 }
 

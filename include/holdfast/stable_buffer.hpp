@@ -99,13 +99,7 @@ class StableStorage {
   /// Fresh memory with its ledger entry. Unless it is published it goes back without a trace.
   struct Allocation {
     Allocation(ResourceRef memory_in, std::size_t bytes_in) : memory(memory_in), bytes(bytes_in) {
-      if (bytes == 0) return;
-      address = memory.allocate(bytes);
-      if (address != nullptr && reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0) return;
-      if (address != nullptr) memory.deallocate(address, bytes);
-      throw ContractError(Rule::misaligned,
-                          "StableBuffer: the memory resource gave an address that is null or no "
-                          "multiple of 256 bytes; mend the resource [misaligned]");
+      if (bytes > 0) address = memory.allocate(bytes);
     }
     ~Allocation() {
       if (address == nullptr) return;
@@ -126,10 +120,11 @@ class StableStorage {
    public:
     Changing(StableStorage& storage, const char* operation) : busy_(storage.busy_) {
       if (!busy_.test_and_set(std::memory_order_acquire)) return;
-      throw RefitError(Reason::busy,
-                       storage.says(operation,
-                                    "another thread, or the recipe's own caller, is changing the "
-                                    "buffer; order the two calls and try again [busy]"));
+      throw_unless(false, Reason::busy, [&storage, operation] {
+        return storage.says(operation,
+                            "another thread, or the recipe's own caller, is changing the buffer; "
+                            "order the two calls and try again");
+      });
     }
     ~Changing() { busy_.clear(std::memory_order_release); }
     Changing(const Changing&) = delete;
@@ -146,7 +141,7 @@ class StableStorage {
   void expects_not_capturing(const char* operation, cudaStream_t stream) const;
   [[nodiscard]] std::vector<Backing> backing_of(const TensorView& view, std::uintptr_t base,
                                                 std::size_t bytes) const;
-  void enter(Allocation& fresh) const;
+  void enter(const char* operation, Allocation& fresh) const;
   void publish(Allocation& fresh, const Shape& shape) noexcept;
   void mark_filled(cudaStream_t stream, unsigned long long id);
 
@@ -241,7 +236,7 @@ void StableStorage::finalize(const Shape& shape, std::span<const ByteRange> sour
   const unsigned long long id = stream_id(stream);
   if (first) {
     Allocation fresh(memory_, bytes);
-    enter(fresh);
+    enter("finalize", fresh);
     if (bytes > 0) {
       try {
         run_fill(fresh.address);
@@ -277,7 +272,7 @@ inline void StableStorage::allocate(const Shape& shape) {
   const Changing changing(*this, "allocate");
   expects_unallocated("allocate");
   Allocation fresh(memory_, byte_count("allocate", shape));
-  enter(fresh);
+  enter("allocate", fresh);
   publish(fresh, shape);
   state_.store(State::unset, std::memory_order_release);
 }
@@ -365,11 +360,10 @@ inline void StableStorage::wait_ready(cudaStream_t stream) const {
   });
   expects_not_capturing("wait_ready", stream);
   expects_device("wait_ready", stream_device(stream));
-  if (state() == State::unset) {
-    throw RefitError(Reason::unset, says("wait_ready",
-                                         "the contents are undefined; finalize the buffer before "
-                                         "anything reads it [unset]"));
-  }
+  throw_unless(state() != State::unset, Reason::unset, [this] {
+    return says("wait_ready",
+                "the contents are undefined; finalize the buffer before anything reads it");
+  });
   fills_.order_before(stream, stream_id(stream));
 }
 
@@ -424,9 +418,14 @@ inline void StableStorage::expects_not_capturing(const char* operation, cudaStre
       });
 }
 
-inline void StableStorage::enter(Allocation& fresh) const {
-  if (fresh.address == nullptr) return;
+inline void StableStorage::enter(const char* operation, Allocation& fresh) const {
+  if (fresh.bytes == 0) return;
   const auto base = reinterpret_cast<std::uintptr_t>(fresh.address);
+  throw_unless(base != 0 && base % kAlignment == 0, Rule::misaligned, [this, operation, base] {
+    return says(operation, "the memory resource gave the address " + hex(base) +
+                               "; expected a multiple of " + std::to_string(kAlignment) +
+                               " bytes that is not null; mend the resource");
+  });
   fresh.entry = memory_.ledger().enter(
       {.name = name_,
        .base = base,

@@ -198,7 +198,7 @@ namespace detail {
   return out;
 }
 
-/// Of what is projected as it is.
+/// The outcome where what is projected is what is collapsed.
 [[nodiscard]] inline Outcome run(std::span<const float> p, std::size_t streams, const Weights& w,
                                  const Constants& constants, Mutant mutant) {
   return run(std::vector<double>(p.begin(), p.end()), p, streams, w, constants, mutant);
@@ -324,7 +324,7 @@ inline constexpr double kCoefficientBound = 5e-6;
 /// What it promises for mixes, relative, as a root mean square over many.
 inline constexpr double kMixesBound = 5e-7;
 
-/// What a kernel gave for one token. layer_input and residual_out are the values of bf16.
+/// What a kernel gave for one token. layer_input holds the values of bf16.
 struct Given {
   std::span<const float> post;
   std::span<const float> comb;
@@ -441,14 +441,14 @@ struct Interval {
   return detail::difference("layer_input", want, w, constants, got.layer_input);
 }
 
-/// The same of head.
+/// Why `hidden_states` of one token are not what head promises, or an empty string.
 [[nodiscard]] inline std::string head_difference(const Outcome& want, const Weights& w,
                                                  const Constants& constants,
                                                  std::span<const float> hidden_states) {
   return detail::difference("hidden_states", want, w, constants, hidden_states);
 }
 
-/// The same of post; `got` [4 * hidden] are values of bf16. With u = 2^-24, a product and four
+/// Why what post gave for one token is not what it promises, or an empty string. `got` [4 * hidden] are values of bf16. With u = 2^-24, a product and four
 /// fused additions round once each, by at most u times the sum of the terms' magnitudes; then it
 /// is rounded to bf16, which is monotonic.
 [[nodiscard]] inline std::string difference(const Mixed& want, std::span<const float> got) {
@@ -463,7 +463,7 @@ struct Interval {
   return {};
 }
 
-/// The same of post_pre. What follows from the new streams is compared with pre of those that were
+/// Why what post_pre gave for one token is not what it promises, or an empty string. What follows from the new streams is compared with pre of those that were
 /// given: where f64 and f32 round one to different bf16, all mixes differ by more than the promise.
 [[nodiscard]] inline std::string difference(const Mixed& want, const Weights& w,
                                             const Constants& constants,
