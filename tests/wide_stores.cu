@@ -19,6 +19,8 @@ mhc::detail::project_kernel<mhc::kMixes, 1, 8, false, mhc::detail::MixSource>(
     const __grid_constant__ mhc::detail::Projection<mhc::detail::MixSource>);
 template __global__ void mhc::detail::collapse_kernel<mhc::kMixes>(
     const __grid_constant__ mhc::detail::Collapse<mhc::kMixes>);
+template __global__ void mhc::detail::collapse_kernel<mhc::kStreams>(
+    const __grid_constant__ mhc::detail::Collapse<mhc::kStreams>);
 template __global__ void mhc::detail::pre_broadcast_kernel<mhc::PreBroadcast>(
     const __grid_constant__ mhc::PreBroadcast);
 

@@ -311,21 +311,23 @@ inline void StableStorage::adopt(void* address, const TensorView& view) {
 /// more chunks, as allocators of engines map it.
 inline std::vector<Backing> StableStorage::backing_of(const TensorView& view, std::uintptr_t base,
                                                       std::size_t bytes) const {
+  const RelaxedCapture relaxed;  // handles of mapped memory are taken and released here
+  throw_on_error(relaxed.status(), [this] { return says("adopt", "asking what the address is"); });
   std::vector<Backing> parts;
   const std::uintptr_t end = base + bytes;
   for (std::uintptr_t at = base; at < end; at = parts.back().base + parts.back().bytes) {
-    const std::size_t there = at - base;
     cudaPointerAttributes found{};
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
     throw_on_error(cudaPointerGetAttributes(&found, reinterpret_cast<const void*>(at)),
                    [this] { return says("adopt", "asking what the address is"); });
     const bool on_device =
         found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
-    // Behind an allocation of its own another one may begin by chance.
-    const bool goes_on =
-        at == base || (on_device && is_mapped_memory(at) && is_mapped_memory(base));
-    throw_unless(at == base || goes_on, Rule::shape_mismatch, [this, &view, bytes, there, at] {
+    // What lies behind an allocation, or behind what was reserved together, is there by chance.
+    const bool belongs = at == base || (on_device && is_mapped_memory(base) &&
+                                        is_mapped_memory(at) && reservation_at(base).contains(at));
+    throw_unless(belongs, Rule::shape_mismatch, [this, &view, bytes, base, at] {
       return says("adopt", "shape " + to_string(view.shape()) + " takes " + std::to_string(bytes) +
-                               " bytes, but the memory ends after " + std::to_string(there) +
+                               " bytes, but the memory ends after " + std::to_string(at - base) +
                                ", at " + hex(at) + "; adopt what is there, or map the rest first");
     });
     throw_unless(on_device && found.device == device(), Rule::device_mismatch,
@@ -337,7 +339,8 @@ inline std::vector<Backing> StableStorage::backing_of(const TensorView& view, st
                                               : std::string("no device memory")) +
                                    " at " + hex(at));
                  });
-    const std::size_t part = (std::min)(end_of_allocation(at), end) - at;
+    const Extent extent = allocation_at(at);
+    const std::size_t part = (std::min)(extent.base + extent.bytes, end) - at;
     parts.push_back({.base = at, .bytes = part, .buffer_id = buffer_id(at)});
   }
   return parts;
@@ -526,7 +529,7 @@ class StableBuffer {
   /// later the address stays and the state is unset until a finalize succeeds.
   /// \throws ContractError shape_mismatch, device_mismatch, source_overlaps_target, size_overflow,
   ///   allocation_in_capture, refit_in_capture, moved_from; RefitError busy; OutOfMemory;
-  ///   CudaError; whatever the recipe throws.
+  ///   CudaError; whatever the recipe throws. A first one also throws what allocate does.
   /// \stream enqueues only. On a captured stream refused; the capture stays valid.
   /// \cost the recipe's launches, one event record, and one wait for each other stream that filled
   ///   or was marked; the first time one allocation.
@@ -554,17 +557,20 @@ class StableBuffer {
 
   /// Fixes address and shape before any source exists, so that graphs can be captured first. The
   /// state is unset; the contents are undefined until a finalize.
-  /// \throws ContractError already_allocated, size_overflow, moved_from; RefitError busy;
-  ///   OutOfMemory; CudaError. \stream allowed while any thread captures. \cost one allocation.
+  /// \throws ContractError already_allocated, size_overflow, moved_from, address_taken (the memory
+  ///   is what a buffer adopted and its engine freed too early), misaligned (the resource breaks its
+  ///   contract); RefitError busy; OutOfMemory; CudaError. \stream allowed while any thread captures. \cost one allocation.
   void allocate(const Shape& shape) { storage("allocate").allocate(shape); }
 
   /// Takes memory that the engine owns and may have captured already: [view.shape()] T, contiguous,
-  /// on this buffer's device, writable, held by no other buffer. It is never freed here and must
-  /// outlive the buffer. The state is unset until a finalize.
+  /// on this buffer's device, writable, held by no other buffer. It is part of one allocation, or of
+  /// one reservation of addresses in which memory is mapped without a gap. It is never freed here
+  /// and must outlive the buffer. The state is unset until a finalize.
   /// \throws ContractError already_allocated, type_mismatch, misaligned (a packed view), read_only,
-  ///   not_contiguous, device_mismatch, size_overflow, shape_mismatch (the allocation ends before
+  ///   not_contiguous, device_mismatch, size_overflow, shape_mismatch (the memory ends before
   ///   the view does), address_taken (another buffer of this resource holds some of the bytes),
-  ///   moved_from; RefitError busy; CudaError. \cost no allocation, no launch.
+  ///   moved_from; RefitError busy; CudaError.
+  /// \stream allowed while any thread captures. \cost no device memory, no launch.
   void adopt(const TensorView& view) {
     detail::StableStorage& held = storage("adopt");
     held.adopt(view.writable_data_as<T>(), view);

@@ -9,6 +9,8 @@
 #include "launcher.hpp"
 
 Launcher FUNCTION() {
-  return {reinterpret_cast<const void*>(&holdfast::mhc::pre<>), &typeid(holdfast::StreamSum<float>),
-          &typeid(holdfast::Relayout<float>)};
+  using holdfast::mhc::detail::collapse_kernel;
+  return {reinterpret_cast<const void*>(&holdfast::mhc::pre<>),
+          reinterpret_cast<const void*>(&collapse_kernel<holdfast::mhc::kMixes>),
+          &typeid(holdfast::StreamSum<float>), &typeid(holdfast::Relayout<float>)};
 }

@@ -7,6 +7,7 @@
 /// What launches kernels in one file of a program.
 struct Launcher {
   const void* pre;
+  const void* kernel;
   const std::type_info* stream_sum;
   const std::type_info* relayout;
 };

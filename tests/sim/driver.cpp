@@ -26,8 +26,17 @@ CUresult pointer_attribute(void* out, CUpointer_attribute attribute, CUdeviceptr
   const bool on_device = allocation->type == cudaMemoryTypeDevice;
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: put(out, allocation->buffer_id); return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: put(out, allocation->base); return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: put(out, allocation->size); return CUDA_SUCCESS;
+    // Of mapped memory, what was reserved and not what is mapped.
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      put(out, allocation->chunk ? reservation_of(pointer).first
+                                 : reinterpret_cast<std::uintptr_t>(allocation->base));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      put(out, allocation->chunk ? reservation_of(pointer).second : allocation->size);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:  // there are no pools
+      put(out, CUmemoryPool{nullptr});
+      return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: put(out, allocation->device); return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       put(out, on_device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
@@ -41,6 +50,20 @@ CUresult cu_pointer_get_attribute(void* out, CUpointer_attribute attribute, CUde
                     [&](Lock&) { return pointer_attribute(out, attribute, pointer); });
 }
 
+CUresult address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
+  const Allocation* allocation =
+      find_allocation(reinterpret_cast<const void*>(pointer));  // NOLINT(performance-no-int-to-ptr)
+  if (allocation == nullptr) return CUDA_ERROR_NOT_FOUND;
+  if (base != nullptr) *base = reinterpret_cast<CUdeviceptr>(allocation->base);
+  if (size != nullptr) *size = allocation->size;
+  return CUDA_SUCCESS;
+}
+
+CUresult cu_mem_get_address_range(CUdeviceptr* base, std::size_t* size, CUdeviceptr pointer) {
+  return driver_api("cuMemGetAddressRange",
+                    [&](Lock&) { return address_range(base, size, pointer); });
+}
+
 struct Entry {
   const char* name;
   unsigned version;
@@ -49,6 +72,7 @@ struct Entry {
 
 const Entry kEntries[] = {
     {"cuPointerGetAttribute", 4000, reinterpret_cast<void*>(&cu_pointer_get_attribute)},
+    {"cuMemGetAddressRange", 3020, reinterpret_cast<void*>(&cu_mem_get_address_range)},
     {"cuMemGetAllocationGranularity", 10020,
      reinterpret_cast<void*>(&cu_mem_get_allocation_granularity)},
     {"cuMemAddressReserve", 10020, reinterpret_cast<void*>(&cu_mem_address_reserve)},

@@ -360,7 +360,10 @@ cudaError_t copy(Lock& lock, void* to, const void* from, std::size_t size, cudaM
 cudaError_t set(Lock& lock, void* to, int value, std::size_t size, cudaStream_t stream,
                 bool synchronous);
 
-// --- vmm.cpp, the driver's functions of the like names
+// --- vmm.cpp, and there the driver's functions of the like names
+
+// Base and size of the reservation that holds `address`, which is in one.
+std::pair<std::uintptr_t, std::size_t> reservation_of(std::uintptr_t address);
 
 CUresult cu_mem_get_allocation_granularity(std::size_t* out, const CUmemAllocationProp* properties,
                                            CUmemAllocationGranularity_flags option);

@@ -16,6 +16,10 @@ namespace sim::detail {
 
 Chunk::~Chunk() { (void)close(file); }
 
+std::pair<std::uintptr_t, std::size_t> reservation_of(std::uintptr_t address) {
+  return *std::prev(state().reservations.upper_bound(address));
+}
+
 namespace {
 
 constexpr std::size_t kGranularity = std::size_t{2} << 20U;
@@ -62,8 +66,15 @@ CUresult granularity(std::size_t* out, const CUmemAllocationProp* properties) {
   return CUDA_SUCCESS;
 }
 
-CUresult reserve(CUdeviceptr* out, std::size_t size) {
-  if (out == nullptr || !is_granular(0, size)) return CUDA_ERROR_INVALID_VALUE;
+CUresult reserve(CUdeviceptr* out, std::size_t size, CUdeviceptr wish) {
+  if (out == nullptr || !is_granular(wish, size)) return CUDA_ERROR_INVALID_VALUE;
+  if (wish != 0 && mmap(pointer(wish), size, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1,
+                        0) == pointer(wish)) {
+    state().reservations[wish] = size;
+    *out = wish;
+    return CUDA_SUCCESS;
+  }
   // More than is asked for, so that an aligned part can be cut out.
   void* const raw = mmap(nullptr, size + kGranularity, PROT_NONE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -183,8 +194,8 @@ CUresult cu_mem_get_allocation_granularity(std::size_t* out, const CUmemAllocati
                     [&](Lock&) { return granularity(out, properties); });
 }
 CUresult cu_mem_address_reserve(CUdeviceptr* out, std::size_t size, std::size_t /*alignment*/,
-                                CUdeviceptr /*wish*/, unsigned long long /*flags*/) {
-  return driver_api("cuMemAddressReserve", [&](Lock&) { return reserve(out, size); });
+                                CUdeviceptr wish, unsigned long long /*flags*/) {
+  return driver_api("cuMemAddressReserve", [&](Lock&) { return reserve(out, size, wish); });
 }
 CUresult cu_mem_address_free(CUdeviceptr address, std::size_t size) {
   return driver_api("cuMemAddressFree", [&](Lock&) { return free_reservation(address, size); });

@@ -25,9 +25,9 @@ class MappedMemory {
  public:
   static constexpr std::size_t kChunk = std::size_t{2} << 20U;  // the least that a GPU maps
 
-  /// Addresses for `chunks` chunks. Nothing is mapped yet.
-  explicit MappedMemory(std::size_t chunks) : handles_(chunks) {
-    ok(reserve_(&base_, chunks * kChunk, 0, 0, 0), "cuMemAddressReserve");
+  /// Addresses for `chunks` chunks, from `wish` on where that can be had. Nothing is mapped yet.
+  explicit MappedMemory(std::size_t chunks, std::uintptr_t wish = 0) : handles_(chunks) {
+    ok(reserve_(&base_, chunks * kChunk, 0, wish, 0), "cuMemAddressReserve");
   }
   ~MappedMemory() {
     for (std::size_t i = 0; i < handles_.size(); ++i) {

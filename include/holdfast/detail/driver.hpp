@@ -54,22 +54,45 @@ template <class Value>
   return pointer_attribute<unsigned long long>(CU_POINTER_ATTRIBUTE_BUFFER_ID, address);
 }
 
-/// The end of the allocation, or of the chunk of mapped memory, that holds `address`.
-[[nodiscard]] inline std::uintptr_t end_of_allocation(std::uintptr_t address) {
-  return pointer_attribute<CUdeviceptr>(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) +
-         pointer_attribute<std::size_t>(CU_POINTER_ATTRIBUTE_RANGE_SIZE, address);
+/// The bytes [base, base + bytes).
+struct Extent {
+  std::uintptr_t base = 0;
+  std::size_t bytes = 0;
+
+  [[nodiscard]] bool contains(std::uintptr_t address) const noexcept {
+    return address >= base && address - base < bytes;
+  }
+};
+
+/// The allocation, or the chunk of mapped memory, that holds `address`.
+/// \throws CudaError, also if nothing is allocated or mapped there.
+[[nodiscard]] inline Extent allocation_at(std::uintptr_t address) {
+  const auto get = entry_point<PFN_cuMemGetAddressRange_v3020>("cuMemGetAddressRange", 3020);
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+  throw_on_error(static_cast<cudaError_t>(get(&base, &bytes, address)),
+                 "asking the driver for the extent of an allocation");
+  return {base, bytes};
 }
 
-/// Whether `address` lies in memory that somebody mapped (cuMemMap), and not in an allocation of
-/// its own. Only there do neighbours belong together: an owner maps chunk behind chunk.
+/// The addresses that were reserved together with `address`, whether memory is mapped there or not;
+/// for an allocation, its own.
+[[nodiscard]] inline Extent reservation_at(std::uintptr_t address) {
+  return {pointer_attribute<CUdeviceptr>(CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address),
+          pointer_attribute<std::size_t>(CU_POINTER_ATTRIBUTE_RANGE_SIZE, address)};
+}
+
+/// Whether `address` lies in memory that its owner mapped (cuMemMap), and not in an allocation of
+/// its own, or in a pool, which hands out parts of what it mapped.
 [[nodiscard]] inline bool is_mapped_memory(std::uintptr_t address) {
   const auto retain =
       entry_point<PFN_cuMemRetainAllocationHandle_v11000>("cuMemRetainAllocationHandle", 11000);
   const auto release = entry_point<PFN_cuMemRelease_v10020>("cuMemRelease", 10020);
   CUmemGenericAllocationHandle handle = 0;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr)
   if (retain(&handle, reinterpret_cast<void*>(address)) != CUDA_SUCCESS) return false;
   throw_on_error(static_cast<cudaError_t>(release(handle)), "releasing a handle of mapped memory");
-  return true;
+  return pointer_attribute<CUmemoryPool>(CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, address) == nullptr;
 }
 
 }  // namespace holdfast::detail

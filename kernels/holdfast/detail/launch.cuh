@@ -28,10 +28,18 @@ namespace holdfast::detail {
 /// with other flags, and the linker merges host functions of one name: some files would then launch
 /// the kernels of another, which the device may not have, or which round differently. No macro
 /// tells sm_90a from sm_90, or --use_fast_math, where host code is compiled; a type without linkage
-/// tells any two files apart. Kernels need no such key: nvcc gives each file its own.
+/// tells any two files apart.
 namespace {
 struct ThisFile {};
 }  // namespace
+
+/// The same for kernels. Compiled whole, a file has kernels of its own under whatever name; only
+/// relocatable device code (-rdc=true) merges those of several files.
+#ifdef __CUDACC_RDC__
+using KernelKey = ThisFile;
+#else
+using KernelKey = void;
+#endif
 
 /// Threads of a block, in any shape. With 128 the smallest matrix of interest (24 x 4096 f32, 192
 /// blocks) reaches all 132 SMs of an H200, and 16 blocks still fill an SM for the large ones.
@@ -66,7 +74,7 @@ __host__ __device__ void run_items(const W& work, typename W::Index row, typenam
 
 /// Grid: (columns / block.x, rows / block.y), each limited to what CUDA allows; run_items strides
 /// over the rest.
-template <Work W>
+template <Work W, class Key = KernelKey>
 __global__ void __launch_bounds__(kThreads) work_kernel(const __grid_constant__ W work) {
   using Index = typename W::Index;
   run_items(work, static_cast<Index>(blockIdx.y * blockDim.y + threadIdx.y),  // < 2^16 * 2^7

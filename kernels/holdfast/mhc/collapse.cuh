@@ -8,6 +8,7 @@
 
 #include "holdfast/detail/capture.hpp"
 #include "holdfast/detail/instructions.cuh"
+#include "holdfast/detail/launch.cuh"
 #include "holdfast/detail/pack.cuh"
 #include "holdfast/error.hpp"
 #include "holdfast/mhc/projection.cuh"
@@ -216,7 +217,7 @@ __device__ void collapse_token(const Collapse<Rows>& op, std::int64_t token) {
 
 /// Grid: one block per token, the last token first: of a large batch L2 still holds the end of what
 /// the projection read.
-template <int Rows>
+template <int Rows, class Key = holdfast::detail::KernelKey>
 __global__ void __launch_bounds__(kCollapseBlock<Rows>)
     collapse_kernel(const __grid_constant__ Collapse<Rows> op) {
   collapse_token(op, op.residual.extent(0) - 1 - blockIdx.x);

@@ -196,7 +196,7 @@ __device__ inline void pre_broadcast_token(const PreBroadcast& op, const float* 
 }
 
 /// Grid: one block per token.
-template <class Op>
+template <class Op, class Key = holdfast::detail::KernelKey>
 __global__ void __launch_bounds__(kPreBroadcastThreads)
     pre_broadcast_kernel(const __grid_constant__ Op op) {
   pre_broadcast_token(op, op.fn_broadcast.data(), blockIdx.x);

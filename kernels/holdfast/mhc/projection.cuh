@@ -390,7 +390,8 @@ __device__ void project(const Projection<Source>& op) {
   }
 }
 
-template <int Rows, int Tiles, int Warps, bool OneChunk, class Source>
+template <int Rows, int Tiles, int Warps, bool OneChunk, class Source,
+          class Key = holdfast::detail::KernelKey>
 __global__ void __launch_bounds__(Warps* kWarp)
     project_kernel(const __grid_constant__ Projection<Source> op) {
   project<Rows, Tiles, Warps, OneChunk>(op);

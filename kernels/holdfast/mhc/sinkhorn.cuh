@@ -37,7 +37,9 @@ using holdfast::detail::approximate_reciprocal;
 ///
 ///     1 / column[j] = sum_i row[i] * m[i][j] + eps * (1 / column[j] as it was)
 ///
-/// and rows likewise. That is the same iteration in half the instructions.
+/// and rows likewise. That is the same iteration in half the instructions. With eps = 0 nothing
+/// bounds the scales: logits of a row some 80 apart that cannot be balanced make them overflow, and
+/// the result NaN.
 __device__ inline void sinkhorn(float (&m)[kStreams * kStreams], int iterations, float eps) {
   static_assert(kStreams == 4);
   for (int i = 0; i < 16; i += 4) {
