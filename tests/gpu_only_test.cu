@@ -3,7 +3,7 @@
 
 /// \file
 /// What only a device can answer: kernels that read the buffer while it is refitted under a running
-/// graph, first launches inside a capture, host memory over many refits, stream ids.
+/// graph, first launches inside a capture, host memory over many refits, stream ids, memory pools.
 
 #include "holdfast/memory_resource.hpp"
 #include "holdfast/relayout.cuh"
@@ -250,6 +250,34 @@ TEST_F(Gpu, RefitIsExactUnderCopyKernelNodes) {
     sync();
     EXPECT_EQ(output.download(), expected);
   }
+}
+
+/// A pool maps memory and hands out parts of it, side by side: a tensor that reaches into the next
+/// part is a mistake, although memory is mapped there.
+TEST_F(Gpu, AdoptKeepsToItsPartOfAPool) {
+  constexpr std::size_t kBytes = kCount * sizeof(float);
+  DeviceResource memory(0);
+  std::vector<float*> parts(32);
+  for (float*& part : parts) {
+    void* address = nullptr;
+    ok(cudaMallocAsync(&address, kBytes, stream));
+    part = static_cast<float*>(address);
+  }
+  sync();
+  int neighbours = 0;
+  for (float* const part : parts) {
+    neighbours += std::find(parts.begin(), parts.end(), part + kCount) != parts.end() ? 1 : 0;
+    StableBuffer<float> buffer("weight", memory);
+    try {
+      buffer.adopt(TensorView(part + kCount / 2, {kMixes, kHidden}, 0));
+      ADD_FAILURE() << "not refused";
+    } catch (const holdfast::ContractError& error) {
+      EXPECT_EQ(error.rule(), holdfast::Rule::shape_mismatch) << error.what();
+    }
+    buffer.adopt(TensorView(part, {kMixes, kHidden}, 0));
+  }
+  EXPECT_GT(neighbours, 0);
+  for (float* const part : parts) ok(cudaFreeAsync(part, stream));
 }
 
 }  // namespace
