@@ -8,8 +8,8 @@
 #include "graph_replay/model.hpp"
 #include "graph_replay/options.hpp"
 #include "graph_replay/verdict.hpp"
-#include "safetensors.hpp"
 #include "support/mhc_oracle.hpp"
+#include "support/safetensors.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The holdfast authors
 // SPDX-License-Identifier: Apache-2.0
 
-#include "safetensors.hpp"
+#include "support/safetensors.hpp"
 
 #include <gtest/gtest.h>
 

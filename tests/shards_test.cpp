@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The holdfast authors
 // SPDX-License-Identifier: Apache-2.0
 
-#include "shards.hpp"
+#include "support/shards.hpp"
 
 #include <gtest/gtest.h>
 

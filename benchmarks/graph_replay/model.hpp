@@ -5,9 +5,9 @@
 /// \file
 /// The weights of one layer's attention mHC, from a safetensors checkpoint.
 
-#include "safetensors.hpp"
-#include "shards.hpp"
 #include "support/mhc_oracle.hpp"
+#include "support/safetensors.hpp"
+#include "support/shards.hpp"
 
 #include <cmath>
 #include <cstddef>

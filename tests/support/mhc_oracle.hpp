@@ -448,9 +448,9 @@ struct Interval {
   return detail::difference("hidden_states", want, w, constants, hidden_states);
 }
 
-/// Why what post gave for one token is not what it promises, or an empty string. `got` [4 * hidden] are values of bf16. With u = 2^-24, a product and four
-/// fused additions round once each, by at most u times the sum of the terms' magnitudes; then it
-/// is rounded to bf16, which is monotonic.
+/// Why what post gave for one token is not what it promises, or an empty string. `got` [4 * hidden]
+/// are values of bf16. With u = 2^-24, a product and four fused additions round once each, by at
+/// most u times the sum of the terms' magnitudes; then it is rounded to bf16, which is monotonic.
 [[nodiscard]] inline std::string difference(const Mixed& want, std::span<const float> got) {
   constexpr double u = 0x1p-24;
   if (got.size() != want.values.size()) return "sizes differ";
@@ -463,8 +463,9 @@ struct Interval {
   return {};
 }
 
-/// Why what post_pre gave for one token is not what it promises, or an empty string. What follows from the new streams is compared with pre of those that were
-/// given: where f64 and f32 round one to different bf16, all mixes differ by more than the promise.
+/// Why what post_pre gave for one token is not what it promises, or an empty string. What follows
+/// from the new streams is compared with pre of those that were given: where f64 and f32 round one
+/// to different bf16, all mixes differ by more than the promise.
 [[nodiscard]] inline std::string difference(const Mixed& want, const Weights& w,
                                             const Constants& constants,
                                             std::span<const float> residual_out, const Given& got) {

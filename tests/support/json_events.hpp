@@ -6,7 +6,7 @@
 /// JSON that is not believed, event by event. A document that nlohmann's parser built would merge
 /// equal keys and could take many times the memory of its text.
 
-#include "checkpoint_error.hpp"
+#include "support/checkpoint_error.hpp"
 
 #include <cstddef>
 #include <cstdint>

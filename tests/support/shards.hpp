@@ -8,9 +8,9 @@
 /// opened when one of its tensors is asked for, and no other has to exist.
 /// The index is believed as little as the files: it names files of its own folder, or is refused.
 
-#include "checkpoint_error.hpp"
-#include "json_events.hpp"
-#include "safetensors.hpp"
+#include "support/checkpoint_error.hpp"
+#include "support/json_events.hpp"
+#include "support/safetensors.hpp"
 
 #include <cstdint>
 #include <filesystem>

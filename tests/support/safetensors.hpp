@@ -15,8 +15,8 @@
 /// types that it does not know, where the official reader refuses the file: such a tensor must have
 /// its place among the others, but only who asks for it is refused.
 
-#include "checkpoint_error.hpp"
-#include "json_events.hpp"
+#include "support/checkpoint_error.hpp"
+#include "support/json_events.hpp"
 
 #include <algorithm>
 #include <array>
