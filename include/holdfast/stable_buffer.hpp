@@ -557,16 +557,16 @@ class StableBuffer {
 
   /// Fixes address and shape before any source exists, so that graphs can be captured first. The
   /// state is unset; the contents are undefined until a finalize.
-  /// \throws ContractError already_allocated, size_overflow, moved_from, address_taken (the memory is
-  ///   what a buffer adopted and its engine freed too early), misaligned (the resource breaks its
-  ///   contract); RefitError busy; OutOfMemory; CudaError.
+  /// \throws ContractError already_allocated, size_overflow, moved_from, address_taken (the memory
+  ///   is what a buffer adopted and its engine freed too early), misaligned (the resource breaks
+  ///   its contract); RefitError busy; OutOfMemory; CudaError.
   /// \stream allowed while any thread captures. \cost one allocation.
   void allocate(const Shape& shape) { storage("allocate").allocate(shape); }
 
   /// Takes memory that the engine owns and may have captured already: [view.shape()] T, contiguous,
   /// on this buffer's device, writable, held by no other buffer. It is part of one allocation, or
-  /// of one reservation of addresses in which memory is mapped without a gap. It is never freed here
-  /// and must outlive the buffer. The state is unset until a finalize.
+  /// of one reservation of addresses in which memory is mapped without a gap. It is never freed
+  /// here and must outlive the buffer. The state is unset until a finalize.
   /// \throws ContractError already_allocated, type_mismatch, misaligned (a packed view), read_only,
   ///   not_contiguous, device_mismatch, size_overflow, shape_mismatch (the memory ends before
   ///   the view does), address_taken (another buffer of this resource holds some of the bytes),
