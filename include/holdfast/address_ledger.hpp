@@ -11,6 +11,7 @@
 
 #include "holdfast/error.hpp"
 
+#include <array>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -58,8 +59,9 @@ namespace detail {
 
 /// `0x7f0000000000`.
 [[nodiscard]] inline std::string hex(std::uintptr_t address) {
-  char digits[2 * sizeof address];
-  return "0x" + std::string(digits, std::to_chars(digits, digits + sizeof digits, address, 16).ptr);
+  std::array<char, 2 * sizeof address> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), address, 16).ptr;
+  return "0x" + std::string(digits.data(), end);
 }
 
 }  // namespace detail
